@@ -32,5 +32,7 @@ def ratio(name: str, ours: Callable[[], object], peer: Callable[[], object], *, 
 
 def show(rows: list[dict]) -> None:
     for row in rows:
-        print(f"{row['benchmark']:60s} ours {row['ours_s']:.4g} s  peer {row['peer_s']:.4g} s  "
-              f"ratio {row['ratio']:.3g}  (bar: {row['bar']})")
+        print(
+            f"{row['benchmark']:60s} ours {row['ours_s']:.4g} s  peer {row['peer_s']:.4g} s  "
+            f"ratio {row['ratio']:.3g}  (bar: {row['bar']})"
+        )

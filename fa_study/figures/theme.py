@@ -1,0 +1,84 @@
+"""One look for every chart: the registered Altair theme, the colours by meaning, and the renderer of the offline book."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import itertools
+import json
+
+import altair as alt
+import vl_convert
+
+# One colour per meaning through the whole book. The palette is that of Okabe and Ito (2008), which readers with any
+# common colour blindness can tell apart; a second channel (dash or shape) always goes with it for print.
+COLOURS = {
+    "Flash": "#0072B2",
+    "Baseline": "#D55E00",
+    "golden": "#000000",
+    "low precision": "#CC79A7",
+    "initialisation": "#009E73",
+    "repeat": "#999999",
+    "ulp twins": "#56B4E9",
+    "data order": "#E69F00",
+}
+
+_THEME = {
+    "config": {
+        # A named font that a machine lacks prints no text at all in PNG; the generic family is always there.
+        "font": "sans-serif",
+        "background": "white",
+        "view": {"continuousWidth": 330, "continuousHeight": 240, "stroke": None},
+        "axis": {
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "gridColor": "#e6e6e6",
+            "domainColor": "#666666",
+            "tickColor": "#666666",
+        },
+        "legend": {
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "orient": "bottom",
+            "columns": 2,
+        },
+        "title": {"fontSize": 13, "fontWeight": "normal", "anchor": "start"},
+        "line": {"strokeWidth": 2},
+        "point": {"size": 40, "filled": True},
+    }
+}
+
+_numbers = itertools.count()
+
+
+def register_theme() -> None:
+    """Make the book's theme the active one."""
+    alt.theme.register("fa_study", enable=True)(lambda: alt.theme.ThemeConfig(_THEME))
+
+
+def _render_offline(spec: dict, **_: object) -> dict[str, str]:
+    """A chart as HTML that needs no other host: Vega comes from the book's own script, a static SVG stands in without it."""
+    name = f"chart-{next(_numbers)}-{hashlib.sha256(json.dumps(spec).encode()).hexdigest()[:8]}"
+    label = html.escape(str(spec.get("usermeta", {}).get("alt", "")), quote=True)
+    options = {"mode": "vega-lite", "renderer": "svg", "actions": False}
+    # "</" inside a script element would end it early.
+    script = f"vegaEmbed('#{name}', {json.dumps(spec)}, {json.dumps(options)})".replace("</", "<\\/")
+    static = vl_convert.vegalite_to_svg(json.dumps(spec), vl_version="6.4")
+    return {
+        "text/html": f'<div id="{name}" class="fa-chart" role="img" aria-label="{label}"></div>'
+        f"<noscript>{static}</noscript><script>{script}</script>"
+    }
+
+
+def use_book_renderer() -> None:
+    """Draw charts through the script that the book ships: the first call of every notebook."""
+    register_theme()
+    alt.renderers.register("fa_study", _render_offline)
+    alt.renderers.enable("fa_study")
+
+
+def describe(chart: alt.TopLevelMixin, text: str) -> alt.TopLevelMixin:
+    """Give `chart` the text alternative that screen readers read."""
+    return chart.properties(usermeta={"alt": text})
