@@ -1,4 +1,4 @@
-"""Put Vega and MathJax, taken from installed packages, beside the built pages, so that they load nothing from elsewhere.
+"""Put Vega and MathJax, taken from installed packages, beside the built pages: they load nothing from elsewhere.
 
 The files go straight into the output folder: Jupyter Book would add every script under book/_static to every page in
 no fixed order, and nothing of them belongs in git.

@@ -1,4 +1,4 @@
-"""One look for every chart: the registered Altair theme, the colours by meaning, and the renderer of the offline book."""
+"""One look for every chart: the registered Altair theme, the colours by meaning, the renderer of the offline book."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _THEME = {
         # A named font that a machine lacks prints no text at all in PNG; the generic family is always there.
         "font": "sans-serif",
         "background": "white",
-        "view": {"continuousWidth": 330, "continuousHeight": 240, "stroke": None},
+        "view": {"continuousWidth": 280, "continuousHeight": 240, "stroke": None},
         "axis": {
             "labelFontSize": 12,
             "titleFontSize": 12,
@@ -42,7 +42,7 @@ _THEME = {
             "titleFontSize": 12,
             "titleFontWeight": "normal",
             "orient": "bottom",
-            "columns": 2,
+            "columns": 1,
         },
         "title": {"fontSize": 13, "fontWeight": "normal", "anchor": "start"},
         "line": {"strokeWidth": 2},
@@ -59,7 +59,7 @@ def register_theme() -> None:
 
 
 def _render_offline(spec: dict, **_: object) -> dict[str, str]:
-    """A chart as HTML that needs no other host: Vega comes from the book's own script, a static SVG stands in without it."""
+    """A chart as HTML that needs no other host: drawn by the book's own Vega, or a static SVG without scripts."""
     name = f"chart-{next(_numbers)}-{hashlib.sha256(json.dumps(spec).encode()).hexdigest()[:8]}"
     label = html.escape(str(spec.get("usermeta", {}).get("alt", "")), quote=True)
     options = {"mode": "vega-lite", "renderer": "svg", "actions": False}
@@ -82,3 +82,8 @@ def use_book_renderer() -> None:
 def describe(chart: alt.TopLevelMixin, text: str) -> alt.TopLevelMixin:
     """Give `chart` the text alternative that screen readers read."""
     return chart.properties(usermeta={"alt": text})
+
+
+def log_y(field: str, title: str) -> alt.Y:
+    """A logarithmic y axis labelled with powers of ten. Zeros have no place on it: leave them out first."""
+    return alt.Y(field, type="quantitative").scale(type="log").title(title).axis(format=".0e", tickCount=5)
