@@ -1,0 +1,1 @@
+"""The measurements behind the figures: one function per figure, arguments in, tidy DataFrame out."""
