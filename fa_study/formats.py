@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 import torch
 
@@ -32,7 +32,8 @@ OVERFLOWS = ("inf", "saturate", "nan")
 class FloatFormat:
     """A binary floating-point format with subnormals and a signed zero.
 
-    A value is ``(-1)^s * 2^(max(e, 1) - bias) * (f / 2^mantissa_bits + (e > 0))`` with ``bias = 2^(exponent_bits-1) - 1``.
+    With exponent code e and fraction code f, a value is ``(-1)^s * 2^(max(e, 1) - bias) * ([e > 0] + f / 2^M)`` where
+    M is `mantissa_bits` and ``bias = 2^(exponent_bits - 1) - 1``.
 
     Parameters
     ----------
@@ -77,6 +78,8 @@ class FloatFormat:
             object.__setattr__(self, "infinities", self.overflow == "inf")
         if self.overflow == "inf" and not self.infinities:
             raise ValueError(f"format {self.name!r} has no infinities: use overflow='saturate' or 'nan'")
+        if self.exponent_bits == 11 and not self.infinities:
+            raise ValueError(f"format {self.name!r} without infinities exceeds float64: use at most 10 exponent bits")
 
     def __str__(self) -> str:
         return self.name
@@ -136,7 +139,7 @@ FP8_E4M3 = FloatFormat("fp8_e4m3", 4, 3, overflow="saturate")
 KNOWN_FORMATS = {f.name: f for f in (FP64, FP32, TF32, BF16, FP16, FP8_E5M2, FP8_E4M3)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse_text(text: str) -> FloatFormat:
     if text in KNOWN_FORMATS:
         return KNOWN_FORMATS[text]

@@ -15,9 +15,9 @@ from fa_study.rounding import Accumulation
 def matmul(a: Tensor, b: Tensor, accumulation: Accumulation, generator: torch.Generator | None = None) -> Tensor:
     """The product a @ b with its sums over K kept as `accumulation` says.
 
-    FP32 and FP64 sums that are rounded as often as the hardware likes (`every` and `promote` None) are one native
-    product. Otherwise ``sum = round(sum + a_k b_k + ... + a_{k+every-1} b_{k+every-1})``, the inner part in float64 (for
-    operands of 16 bits or fewer its products are exact), and after `promote` terms the sum is added to an FP32 total.
+    An FP32 or FP64 sum with no rounding in between (`every` and `promote` None) is one native product. Otherwise
+    ``sum = round(sum + a_k b_k + ... + a_{k+every-1} b_{k+every-1})`` with the bracket in float64, where products of
+    operands of up to 26 bits are exact; after `promote` terms the sum is added to an FP32 total and starts again at 0.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def _emulated(a: Tensor, b: Tensor, accumulation: Accumulation, generator: torch
     terms = a.shape[-1]
     promote = accumulation.promote or max(terms, 1)
     every = accumulation.every or max(terms, 1)
-    shape = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1])
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     total = a.new_zeros(shape)
     for start in range(0, terms, promote):
         stop = min(start + promote, terms)

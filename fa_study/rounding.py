@@ -1,8 +1,10 @@
-"""Which format each rounding site of attention uses: the policy that a computation is run under."""
+"""Rounding sites: which format, and which direction, every intermediate value of attention is rounded to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +20,11 @@ class Rounding:
     format: FloatFormat
     mode: str = "nearest_even"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", parse_format(self.format))
+        if self.mode not in ROUNDINGS:
+            raise ValueError(f"unknown rounding mode {self.mode!r}: use one of {', '.join(ROUNDINGS)}")
+
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return round_to(x, self.format, rounding=self.mode, generator=generator)
 
@@ -25,8 +32,11 @@ class Rounding:
         return self.format.name if self.mode == "nearest_even" else f"{self.format.name}:{self.mode}"
 
 
-def parse_rounding(value: str | FloatFormat | Rounding) -> Rounding:
-    """The rounding that a site's text names: a format, or format and mode, as in "bf16:stochastic".
+SiteRounding = str | FloatFormat | Rounding
+
+
+def parse_rounding(value: SiteRounding) -> Rounding:
+    """The rounding that a site's text names: "bf16", or with a mode, "bf16:stochastic" or "fp16:toward_zero".
 
     Raises
     ------
@@ -37,28 +47,25 @@ def parse_rounding(value: str | FloatFormat | Rounding) -> Rounding:
         return value
     if not isinstance(value, str):
         return Rounding(parse_format(value))
-    name, _, mode = value.partition(":")
-    mode = mode or "nearest_even"
-    if mode not in ROUNDINGS:
-        raise ValueError(f"unknown rounding mode {mode!r} in {value!r}: use one of {', '.join(ROUNDINGS)}")
-    return Rounding(parse_format(name), mode)
+    name, colon, mode = value.partition(":")
+    return Rounding(parse_format(name), mode if colon else "nearest_even")
 
 
 @dataclass(frozen=True)
 class Accumulation:
-    """How the sums inside a matrix product are kept.
+    """How the sums inside a matrix product are kept: see `fa_study.products.matmul`.
 
     Parameters
     ----------
     format : str, FloatFormat or Rounding
-        Format of the running sum.
+        Format of the running sum, "e8m13:toward_zero" for example. Kept as a Rounding.
     every : int, optional
         The sum is rounded after this many terms; None: once, at the end.
     promote : int, optional
         After this many terms the sum is added to an FP32 sum and starts again at zero; None: never.
     """
 
-    format: str | FloatFormat | Rounding = "fp32"
+    format: SiteRounding = "fp32"
     every: int | None = None
     promote: int | None = None
 
@@ -66,33 +73,63 @@ class Accumulation:
         object.__setattr__(self, "format", parse_rounding(self.format))
         for name in ("every", "promote"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"Accumulation {name}={value!r}: use a positive number of terms, or None")
 
     def __str__(self) -> str:
-        return str(self.format) + "".join(
-            f" {name} {value}" for name in ("every", "promote") if (value := getattr(self, name)) is not None
-        )
+        counts = [f"{name} {getattr(self, name)}" for name in ("every", "promote") if getattr(self, name)]
+        return " ".join([str(self.format), *counts])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RoundingPolicy:
-    """One rounding per site of attention; a site given as text or as a FloatFormat becomes a `Rounding`."""
+    """The rounding of every site of attention. Text and formats given for a site are kept as `Rounding`.
 
-    inputs: Rounding | FloatFormat | str = "fp32"
-    scores: Rounding | FloatFormat | str = "fp32"
-    max: Rounding | FloatFormat | str = "fp32"
-    exponentials: Rounding | FloatFormat | str = "fp32"
-    probabilities: Rounding | FloatFormat | str = "fp32"
-    sum: Rounding | FloatFormat | str = "fp32"
-    rescale: Rounding | FloatFormat | str = "fp32"
-    accumulator: Rounding | FloatFormat | str = "fp32"
-    output: Rounding | FloatFormat | str = "fp32"
-    lse: Rounding | FloatFormat | str = "fp32"
-    grad_scores: Rounding | FloatFormat | str = "fp32"
-    delta: Rounding | FloatFormat | str = "fp32"
-    grad_accumulator: Rounding | FloatFormat | str = "fp32"
-    products: Accumulation | Rounding | FloatFormat | str = "fp32"
+    Parameters
+    ----------
+    inputs : Q, K, V (and the gradient of the output) before anything else.
+    scores : after each of product, scale, cap and bias.
+    max : the running maximum m.
+    exponentials : S - m and exp(S - m), what the row sum adds up.
+    probabilities : the operand of the product with V, rounded from the unrounded exponentials unless `exponentials` is
+        narrower.
+    sum : the row sum l, after every addition.
+    rescale : exp(m_old - m_new), by which l and the accumulator shrink when the maximum grows.
+    accumulator : O after every product, rescaling and addition.
+    output : the result.
+    lse : the log-sum-exp.
+    grad_scores : dS = P (dP - delta), the operand of the products that give dQ and dK.
+    delta : the row sums of dO O (or P dP).
+    grad_accumulator : dQ, dK and dV after every tile.
+    products : Accumulation, or a format alone, for the sums inside all matrix products.
+
+    Raises
+    ------
+    ValueError
+        If a site or a format is unknown; the message lists those that are known.
+    """
+
+    inputs: SiteRounding = FP32
+    scores: SiteRounding = FP32
+    max: SiteRounding = FP32
+    exponentials: SiteRounding = FP32
+    probabilities: SiteRounding = FP32
+    sum: SiteRounding = FP32
+    rescale: SiteRounding = FP32
+    accumulator: SiteRounding = FP32
+    output: SiteRounding = FP32
+    lse: SiteRounding = FP32
+    grad_scores: SiteRounding = FP32
+    delta: SiteRounding = FP32
+    grad_accumulator: SiteRounding = FP32
+    products: Accumulation | SiteRounding = FP32
+
+    # Here, before __init__ can raise a TypeError that would not list the sites.
+    def __new__(cls, *args: object, **sites: object) -> RoundingPolicy:
+        unknown = [site for site in sites if site not in cls.__dataclass_fields__]
+        if unknown:
+            raise ValueError(f"unknown rounding site {unknown[0]!r}: use {', '.join(cls.__dataclass_fields__)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for site in SITES:
@@ -101,44 +138,58 @@ class RoundingPolicy:
             object.__setattr__(self, "products", Accumulation(self.products))
 
     @classmethod
-    def uniform(cls, fmt: str | FloatFormat | Rounding) -> RoundingPolicy:
-        """Every site in one format; products in FP32, or FP64 for an FP64 policy."""
+    def uniform(cls, fmt: SiteRounding) -> RoundingPolicy:
+        """Every site in one format, products in FP32 (FP64 for formats wider than FP32)."""
         rounding = parse_rounding(fmt)
         products = FP64 if rounding.format.mantissa_bits > FP32.mantissa_bits else FP32
         return cls(**dict.fromkeys(SITES, rounding), products=products)
 
     @classmethod
-    def kernel(cls, fmt: str | FloatFormat | Rounding) -> RoundingPolicy:
-        """FlashAttention 2 and 3: inputs, probabilities, output and grad_scores in `fmt`, FP32 inside."""
+    def kernel(cls, fmt: SiteRounding) -> RoundingPolicy:
+        """FlashAttention 2: inputs, probabilities, dS and results in `fmt`, everything inside in FP32."""
         return cls(inputs=fmt, probabilities=fmt, output=fmt, grad_scores=fmt)
 
     @classmethod
-    def eager(cls, fmt: str | FloatFormat | Rounding) -> RoundingPolicy:
-        """Eager attention: scores, normalised probabilities and output in `fmt`, softmax in FP32 inside."""
+    def torch_cpu(cls, fmt: SiteRounding) -> RoundingPolicy:
+        """PyTorch's CPU flash kernel: as `kernel`, but its backward pass adds dQ, dK and dV up in 16 bits."""
+        return cls.kernel(fmt).replace(grad_accumulator=fmt)
+
+    @classmethod
+    def eager(cls, fmt: SiteRounding) -> RoundingPolicy:
+        """16-bit eager attention: scores, normalised probabilities and results in `fmt`, softmax in FP32 inside."""
         return cls(inputs=fmt, scores=fmt, probabilities=fmt, output=fmt, grad_scores=fmt)
 
-    def replace(self, **sites: Rounding | FloatFormat | str | Accumulation) -> RoundingPolicy:
-        """A copy with some sites changed. An unknown site is a ValueError that lists the known ones."""
-        for site in sites:
-            if site not in SITES and site != "products":
-                raise ValueError(f"unknown rounding site {site!r}: use one of {', '.join(SITES)}, products")
-        return replace(self, **sites)
+    def replace(self, **sites: SiteRounding | Accumulation) -> RoundingPolicy:
+        """A copy with some sites changed."""
+        return dataclasses.replace(self, **sites)
 
     @property
     def carrier(self) -> torch.dtype:
         """The dtype to compute in: float32 where rounding its results once more is exact, else float64.
 
-        A result in FP32 rounded again to p bits of precision to nearest equals the exact result rounded once for
-        + - * / and sqrt if 24 >= 2 p + 2; FP32 itself needs no second rounding. Toward zero the second rounding shows.
+        For + - * / and square root, a float32 result rounded to nearest in a format of precision p is the exact result
+        rounded once if 24 >= 2 p + 2. In other directions the first rounding shows. FP32 needs no second rounding.
         """
-        roundings = [getattr(self, site) for site in SITES]
-        narrow = all(
-            r.format == FP32
-            and r.mode == "nearest_even"
-            or (r.format.mantissa_bits <= 10 and r.format.exponent_bits <= 8 and r.mode != "toward_zero")
-            for r in roundings
+
+        def is_exact_from_float32(r: Rounding) -> bool:
+            if r.mode == "nearest_even" and r.format == FP32:
+                return True
+            return r.mode != "toward_zero" and r.format.mantissa_bits <= 10 and r.format.exponent_bits <= 8
+
+        return torch.float32 if all(is_exact_from_float32(getattr(self, s)) for s in SITES) else torch.float64
+
+    def __str__(self) -> str:
+        """The most common rounding, then the sites that differ from it: "fp32, output bf16"."""
+        common, _ = Counter(str(getattr(self, site)) for site in SITES).most_common(1)[0]
+        others = [f"{s} {r}" for s in (*SITES, "products") if (r := str(getattr(self, s))) != common]
+        return ", ".join([common, *others])
+
+    def __repr__(self) -> str:
+        sites = ", ".join(f"{s}={str(getattr(self, s))!r}" for s in SITES)
+        a = self.products
+        return (
+            f"RoundingPolicy({sites}, products=Accumulation({str(a.format)!r}, every={a.every}, promote={a.promote}))"
         )
-        return torch.float32 if narrow else torch.float64
 
 
-SITES = tuple(f.name for f in fields(RoundingPolicy) if f.name != "products")
+SITES = tuple(f.name for f in dataclasses.fields(RoundingPolicy) if f.name != "products")
