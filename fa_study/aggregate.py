@@ -1,0 +1,161 @@
+"""Distances between two sets of weights: a row per tensor, per group of layers, and for the whole model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import joblib
+import pandas as pd
+
+from fa_study.metrics import METRICS, Comparison, compare
+from fa_study.names import ZERO_GRADIENT, group_of, merge_ties, plain_names
+from fa_study.pool import Pool
+from fa_study.values import flatten
+
+# So many values wider than 16 bits, a side, may be kept in memory for the W1 of pooled values (256 MB in float32).
+POOL_LIMIT = 1 << 25
+COLUMNS = (
+    "level",
+    "name",
+    "group",
+    "aggregate",
+    "dtype_a",
+    "dtype_b",
+    "numel",
+    "zero_gradient",
+    "tied",
+    *METRICS,
+)
+
+
+def weight_distances(
+    weights_a: Mapping,
+    weights_b: Mapping,
+    *,
+    groups: Mapping[str, str] | None = None,
+    zero_gradient: str = ZERO_GRADIENT,
+    strict: bool = False,
+    n_jobs: int = -1,
+    progress: Callable[[Iterable, int], Iterable] | None = None,
+) -> pd.DataFrame:
+    """Distances between two sets of weights, tensor by tensor, group by group and as a whole.
+
+    Parameters
+    ----------
+    weights_a, weights_b
+        Mappings from names to tensors or arrays, such as a state dict or what `load_weights` returns. Wrappers'
+        prefixes are removed; of tied weights one name is compared.
+    groups
+        {label: regular expression}: a tensor's group is the first label whose expression is found in its name, else
+        "other". Default: its layer, the path up to the first number.
+    zero_gradient
+        A regular expression for parameters whose exact gradient is zero: key-projection biases, unless the keys are
+        rotated or normalised after the bias. Their rows are tagged, and no aggregate counts them.
+    strict
+        Make names on one side only, and shapes that differ, an error.
+    n_jobs
+        Threads that compare tensors side by side; -1 for one per core. Each holds one pair of tensors at a time.
+    progress
+        Called with an iterable of finished tensors and their number, such as a wrapper of tqdm.
+
+    Returns
+    -------
+    DataFrame
+        Tidy. The column `level` says what a row is: "tensor"; "group" or "model", each with three rows whose column
+        `aggregate` is "mean", "weighted" or "pooled" (`fa_study.pool`); "only_a", "only_b" or "shape_differs" for what
+        could not be compared. Other columns: name, group, dtype_a, dtype_b, numel, zero_gradient, tied (further names
+        of the same tensor) and every name in `METRICS` (`fa_study.metrics`). Integer and boolean buffers and empty
+        tensors have rows but take no part in aggregates. The pooled wasserstein is NaN where more than 2^25 values
+        wider than 16 bits would have to be kept in memory.
+
+    Raises
+    ------
+    ValueError
+        No name in common, two names that become one without their prefixes, or, if strict, what differs.
+    """
+    stored_a, stored_b = plain_names(weights_a, "first weights"), plain_names(weights_b, "second weights")
+    ties = [_ties(weights, stored) for weights, stored in ((weights_a, stored_a), (weights_b, stored_b))]
+    names_a, names_b, aliases = merge_ties(stored_a, stored_b, *ties)
+    present = set(names_b)
+    common = [name for name in names_a if name in present]
+    if not common:
+        raise ValueError(f"no name in common: {_some(names_a)} on one side, {_some(names_b)} on the other")
+    only = [("only_a", n) for n in names_a if n not in present]
+    only += [("only_b", n) for n in names_b if n not in set(names_a)]
+    if strict and only:
+        raise ValueError("strict: " + "; ".join(f"{name} is {level.replace('_', ' in ')}" for level, name in only))
+
+    def task(name: str) -> tuple[dict, Comparison | None]:
+        return _compare(name, weights_a[stored_a[name]], weights_b[stored_b[name]])
+
+    results = joblib.Parallel(n_jobs=n_jobs, backend="threading", return_as="generator")(
+        joblib.delayed(task)(name) for name in common
+    )
+    tensors, model, pools, kept = [], Pool(), {}, 0
+    for row, comparison in progress(results, len(common)) if progress else results:
+        row["group"] = group_of(row["name"], groups)
+        row["zero_gradient"] = bool(re.search(zero_gradient, row["name"]))
+        row["tied"] = ", ".join(aliases.get(row["name"], []))
+        tensors.append(row)
+        if strict and row["level"] == "shape_differs":
+            raise ValueError(f"strict: {row['name']} has another shape on each side")
+        if comparison is None or not comparison.is_float or row["zero_gradient"]:
+            continue
+        if comparison.sorted is not None:
+            kept += max(len(side) for side in comparison.sorted)
+        if kept > POOL_LIMIT:
+            comparison.sorted = None
+            for pool in (model, *pools.values()):
+                if pool.kept is not None and any(pool.kept):
+                    pool.kept = None
+        for pool in (model, pools.setdefault(row["group"], Pool())):
+            pool.add(comparison, row)
+    rows = tensors
+    for label, pool in pools.items():
+        rows += [{"level": "group", "name": label, "group": label} | row for row in pool.aggregates()]
+    rows += [{"level": "model", "name": "model"} | row for row in model.aggregates()]
+    rows += [{"level": level, "name": name, "group": group_of(name, groups)} for level, name in only]
+    frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
+    for column, filler in (("group", ""), ("aggregate", ""), ("dtype_a", ""), ("dtype_b", ""), ("tied", "")):
+        frame[column] = frame[column].astype(object).where(frame[column].notna(), filler).astype(str)
+    frame["zero_gradient"] = frame["zero_gradient"].eq(True)
+    return frame
+
+
+def _compare(name: str, a: object, b: object) -> tuple[dict, Comparison | None]:
+    shape_a, shape_b = tuple(a.shape), tuple(b.shape)
+    try:
+        flat_a, flat_b = flatten(a), flatten(b)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    row = {
+        "level": "tensor" if shape_a == shape_b else "shape_differs",
+        "name": name,
+        "dtype_a": str(flat_a.dtype).removeprefix("torch."),
+        "dtype_b": str(flat_b.dtype).removeprefix("torch."),
+        "numel": len(flat_a),
+    }
+    if shape_a != shape_b or not len(flat_a):
+        return row, None
+    comparison = compare(flat_a, flat_b, keep_sorted=True)
+    return row | comparison.metrics(), comparison
+
+
+def _ties(weights: Mapping, stored: Mapping[str, str]) -> dict[str, str]:
+    """{further name: first name}: as the source says, or by the memory that tensors of a state dict share."""
+    if hasattr(weights, "tied"):
+        return dict(weights.tied)
+    first: dict[tuple, str] = {}
+    tied = {}
+    for name, key in stored.items():
+        tensor = weights[key]
+        if hasattr(tensor, "untyped_storage") and tensor.numel():
+            place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
+            if first.setdefault(place, name) != name:
+                tied[name] = first[place]
+    return tied
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "nothing"
