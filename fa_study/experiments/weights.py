@@ -76,8 +76,9 @@ def drift_trend(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
     Returns
     -------
-    DataFrame : precision, seed, tau (1: every later snapshot lies further away), falls (steps of the trajectory at
-        which the distance fell), increments (steps in all), growth (last distance over the first that is not 0).
+    DataFrame : precision, seed, tau (1: every later snapshot lies further away), p (that a series without a trend has
+        a tau as large), falls (intervals in which the distance fell), increments (intervals in all), growth (last
+        distance over the first that is not 0).
     """
     rows = []
     for (precision, seed), run in frame.sort_values("step").groupby(["precision", "seed"]):
@@ -85,11 +86,13 @@ def drift_trend(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
         if len(values) < 2:
             raise ValueError(f"{precision}, seed {seed}: a trend needs two snapshots that differ, got {len(values)}")
         increments = values[1:] - values[:-1]
+        trend = kendalltau(range(len(values)), values, alternative="greater")
         rows.append(
             {
                 "precision": precision,
                 "seed": seed,
-                "tau": kendalltau(range(len(values)), values).statistic,
+                "tau": trend.statistic,
+                "p": trend.pvalue,
                 "falls": int((increments < 0).sum()),
                 "increments": len(increments),
                 "growth": values[-1] / values[0],

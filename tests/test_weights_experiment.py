@@ -1,0 +1,96 @@
+"""Figure 7's measurement and verdict, on run folders made by hand whose distances are known exactly."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fa_study.experiments.weights import drift_trend, flash_pairs, weight_differences, weight_trajectory
+from fa_study.verdicts import drift_verdict
+
+
+def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), state="finished"):
+    """A run whose weights are moved by `shifts` at steps 0, 100, ...; the key bias moves ten times as far."""
+    run = folder / f"{attn}-{precision}-dit-s{seed}"
+    (run / "weights").mkdir(parents=True)
+    snapshots = []
+    for step, shift in zip(range(0, 1000, 100), shifts):
+        weights = {
+            "a.0.to_q.weight": torch.arange(6.0).reshape(2, 3) + shift,
+            "a.0.to_k.bias": torch.ones(4) + 10 * shift,
+        }
+        file = f"weights/step-{step:06d}.safetensors"
+        save_file(weights, run / file)
+        snapshots.append({"step": step, "file": file, "dtype": "float32"})
+    config = {"attn": {"name": attn}, "precision": {"name": precision}, "seed": seed}
+    (run / "manifest.json").write_text(json.dumps({"state": state, "config": config, "snapshots": snapshots}))
+    return run
+
+
+def test_a_trajectory_has_the_known_distances(tmp_path):
+    flash, baseline = make_run(tmp_path, "flash"), make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0))
+    frame = weight_trajectory(flash, baseline)
+    model = frame[(frame["level"] == "model") & (frame["aggregate"] == "pooled")].set_index("step")
+    assert model["max_difference"].to_dict() == {0: 0, 100: 1, 200: 3}
+    assert model["wasserstein"].to_dict() == {0: 0, 100: 1, 200: 3}
+
+
+def test_the_key_bias_is_shown_but_in_no_aggregate(tmp_path):
+    make_run(tmp_path, "flash"), make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0))
+    frame = weight_differences(tmp_path)
+    last = frame[frame["step"] == 200]
+    assert last.loc[last["level"] == "model", "max_difference"].eq(3).all()
+    assert last.loc[last["name"] == "a.0.to_k.bias", "max_difference"].tolist() == [30]
+
+
+def test_pairs_differ_in_attention_alone(tmp_path):
+    for precision in ("fp32", "bf16"):
+        make_run(tmp_path, "flash", precision), make_run(tmp_path, "baseline", precision)
+    make_run(tmp_path, "flash", seed=1)
+    make_run(tmp_path, "baseline", seed=2)
+    make_run(tmp_path, "flash", seed=3), make_run(tmp_path, "baseline", seed=3, state="interrupted")
+    pairs = list(flash_pairs(tmp_path))
+    assert [(a.name, b.name) for a, b, _ in pairs] == [
+        ("flash-bf16-dit-s0", "baseline-bf16-dit-s0"),
+        ("flash-fp32-dit-s0", "baseline-fp32-dit-s0"),
+    ]
+
+
+def test_no_runs_give_an_empty_table(tmp_path):
+    assert weight_differences(tmp_path).empty
+    assert weight_differences(tmp_path / "nothing").empty
+
+
+def test_runs_without_a_common_step_are_refused(tmp_path):
+    flash, baseline = make_run(tmp_path, "flash", shifts=(0.0,)), make_run(tmp_path, "baseline", shifts=())
+    with pytest.raises(ValueError, match="no snapshot of the same step"):
+        weight_trajectory(flash, baseline)
+
+
+def frame_of(*series):
+    """One seed per series of distances, the same in both metrics."""
+    return pd.DataFrame(
+        {"precision": "bf16", "seed": seed, "step": 100 * i, "max_difference": value, "wasserstein": value}
+        for seed, values in enumerate(series)
+        for i, value in enumerate(values)
+    )
+
+
+def test_trend_counts_falls_and_growth():
+    trend = drift_trend(frame_of([0, 1, 2, 4, 3, 8]), "wasserstein").iloc[0]
+    assert (trend["falls"], trend["increments"], trend["growth"]) == (1, 4, 8)
+    assert trend["tau"] == pytest.approx(0.8)  # 10 pairs, one in the wrong order
+    with pytest.raises(ValueError, match="two snapshots"):
+        drift_trend(frame_of([0, 1]), "wasserstein")
+
+
+def test_the_verdict_follows_the_numbers():
+    rising = np.arange(1.0, 11.0)
+    noise = np.array([3.0, 1.0, 4.0, 1.5, 5.0, 2.0, 6.0, 1.0, 3.5, 2.5])
+    assert drift_verdict(frame_of(rising, rising**2)).holds == "holds"
+    assert drift_verdict(frame_of(rising, noise)).holds == "holds only where"
+    assert drift_verdict(frame_of(rising[::-1], noise)).holds == "does not hold"
+    assert "fell in 0 of 36 intervals" in drift_verdict(frame_of(rising, rising**2)).text
