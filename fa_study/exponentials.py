@@ -95,8 +95,8 @@ def _exp2_fma(scores: Tensor, maximum: Tensor, rounded: Callable[[Tensor], Tenso
     return rounded(torch.exp2(exponent.double()).to(scores.dtype))
 
 
-# Below the first, exp in float32 is subnormal, for which the library's code is up to 200 times slower; below the second,
-# and thus below the third, it rounds to 0.
+# Below the first, exp in float32 is subnormal, for which the library's code is up to 200 times slower; below the second
+# it rounds to 0, and so below the third.
 _SUBNORMAL, _NEARLY_ZERO, _ZERO = -87.0, -104.0, -105.0
 
 
@@ -132,17 +132,20 @@ def fexp_u20(x: Tensor) -> Tensor:
     """PyTorch's fast exponential of the CPU flash kernel for 16-bit inputs, bit for bit (AVX-512 build).
 
     Relative error up to 1.2e-4; 0 below -87.34, inf above 88.72. NaN stays NaN, which PyTorch turns into -0. Computed
-    in float32 whatever the dtype of `x`, and returned in that dtype.
+    in float32 whatever the dtype of `x`, and returned in that dtype. Without gradient: `shifted_exp` has one.
     """
-    x32 = x.float()
+    x32 = x.detach().float()
+    # Three buffers, used again and again: fresh ones would cost more than the arithmetic.
     s = x32.clamp(_LOWEST - 1.0, _HIGHEST).mul_(_LOG2_E)
-    f = s - s.floor()
+    f = torch.floor(s)
+    torch.sub(s, f, out=f)
     c0, c1, c2, c3 = (torch.tensor(c, device=x.device) for c in _CUBIC)
     # add with alpha and addcmul are fused multiply-adds, on the CPU and on CUDA.
     cubic = torch.add(c2, f, alpha=c3.item())
-    cubic = torch.addcmul(c1, f, cubic)
-    cubic = torch.addcmul(c0, f, cubic)
-    bits = torch.add(torch.tensor(127.0 * 2**23, device=x.device), s.sub_(cubic), alpha=2.0**23)
-    value = torch.threshold(bits, _LOWEST_BITS, 0.0).to(torch.int32).view(torch.float32)
+    torch.addcmul(c1, f, cubic, out=cubic)
+    torch.addcmul(c0, f, cubic, out=cubic)
+    torch.add(torch.tensor(127.0 * 2**23, device=x.device), s.sub_(cubic), alpha=2.0**23, out=s)
+    f.view(torch.int32).copy_(torch.threshold_(s, _LOWEST_BITS, 0.0))
     # Adds 0 up to _HIGHEST, infinity above, and NaN to NaN.
-    return value.add_(torch.threshold(x32, _HIGHEST, 0.0), alpha=torch.finfo(torch.float32).max).to(x.dtype)
+    beyond = torch.threshold_(cubic.copy_(x32), _HIGHEST, 0.0)
+    return f.add_(beyond, alpha=torch.finfo(torch.float32).max).to(x.dtype)
