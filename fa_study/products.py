@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fa_study.formats import FP32, FP64
 from fa_study.rounding import Accumulation
 
 
@@ -34,16 +33,9 @@ def matmul(a: Tensor, b: Tensor, accumulation: Accumulation, generator: torch.Ge
     """
     carrier = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     a, b = a.to(carrier), b.to(carrier)
-    if _is_native(accumulation, carrier):
+    if accumulation.is_native(carrier):
         return a @ b
     return _EmulatedProduct.apply(a, b, accumulation, generator)
-
-
-def _is_native(accumulation: Accumulation, carrier: torch.dtype) -> bool:
-    fmt = FP32 if carrier == torch.float32 else FP64
-    rounding = accumulation.format
-    never_rounded = accumulation.every is None and accumulation.promote is None
-    return never_rounded and rounding.format == fmt and rounding.mode == "nearest_even"
 
 
 class _EmulatedProduct(torch.autograd.Function):

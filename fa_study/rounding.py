@@ -76,6 +76,11 @@ class Accumulation:
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"Accumulation {name}={value!r}: use a positive number of terms, or None")
 
+    def is_native(self, dtype: torch.dtype) -> bool:
+        """Whether a plain product of float32 or float64 tensors of this dtype keeps its sums in this way."""
+        native = Rounding(FP64 if dtype == torch.float64 else FP32)
+        return self.every is None and self.promote is None and self.format == native
+
     def __str__(self) -> str:
         counts = [f"{name} {getattr(self, name)}" for name in ("every", "promote") if getattr(self, name)]
         return " ".join([str(self.format), *counts])
