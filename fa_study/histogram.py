@@ -26,8 +26,8 @@ def _code_values(dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
 class ValueHistogram:
     """How often each value of a float format of at most 16 bits occurs.
 
-    Exact, of a fixed size (65,536 counts, or 256 for FP8), and mergeable: the histogram of a whole tensor equals the sum
-    of the histograms of its shards, whichever process counted them, in any order.
+    Exact, of a fixed size (65,536 counts, or 256 for FP8), and mergeable: the histogram of a whole tensor is the sum of
+    the histograms of its shards, whichever process counted them, in any order.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """One flat view of any tensor or array: its bit codes, its exact float64 values, its order.
 
 Every distance reads values through `Flat`, so that BF16, FP8 and float64 share one code path and nothing is rounded on
-the way in. Work goes block by block: a block of 32,768 float64 values stays in a core's cache, is small enough for every
-library used here to run it on one thread, and fixes the order of every sum, so results do not depend on thread counts.
+the way in. Work goes block by block: a block of 32,768 float64 values stays in a core's cache, is small enough for
+every library here to run it on one thread, and fixes the order of every sum: results do not depend on thread counts.
 """
 
 from __future__ import annotations
