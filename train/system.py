@@ -1,0 +1,102 @@
+"""What the process runs on: device, threads, memory, and the record of versions that goes into the manifest."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "lightning", "diffusers", "transformers", "tokenizers", "safetensors", "numpy", "wandb")
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep what is freed instead of returning it to the system; True if it took effect (Linux only).
+
+    A training step frees and allocates the same large tensors again. By default each of them is a fresh mapping whose
+    pages the kernel zeroes one fault at a time, which took up to half of a step here. M_MMAP_THRESHOLD alone does not
+    help: glibc caps it at 32 MiB, below the size of a score matrix, so mappings are switched off altogether.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # another C library, such as musl
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
+
+
+def choose_device(requested: str) -> str:
+    """ "cpu" or "cuda" for "auto", "cpu" or "cuda"; never Apple's MPS.
+
+    Raises
+    ------
+    ValueError
+        If CUDA is asked for where there is none, or the device is unknown.
+    """
+    import torch
+
+    if requested == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda was asked for, but PyTorch finds no CUDA device; use device=auto or cpu")
+    if requested not in ("cpu", "cuda"):
+        raise ValueError(f"device={requested} is unknown; use auto, cpu or cuda")
+    return requested
+
+
+def set_up_torch(threads: int) -> None:
+    """Thread count, deterministic algorithms, and no TF32 unless a precision asks for it."""
+    import torch
+
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def commit() -> str | None:
+    """The checkout's commit, with "+changes" behind it if tracked files differ; None outside of git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ("git", *arguments), cwd=PROJECT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def processor_name() -> str:
+    """The CPU's name as the system tells it; the instruction set decides which kernels a library takes."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def describe(device: str, threads: int) -> dict:
+    """Versions, commit, device and threads: the part of the manifest that tells where the bits come from."""
+    import torch
+
+    versions = {"python": platform.python_version()}
+    versions |= {package: importlib.metadata.version(package) for package in PACKAGES}
+    return {
+        "commit": commit(),
+        "versions": versions,
+        "platform": platform.platform(),
+        "device": device,
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else processor_name(),
+        "threads": threads,
+    }
