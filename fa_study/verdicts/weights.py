@@ -1,30 +1,11 @@
-"""The verdict on each claim of the paper, computed from the tables and put into one sentence of Markdown.
-
-Each function takes a figure's table and returns a `Verdict`, whose text a page shows and whose `holds` a test checks.
-"""
+"""The verdicts on Figures 7 and 8: what happens to the weights."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
 
 import pandas as pd
 
 from fa_study.experiments.weights import drift_trend
-
-Holds = Literal["holds", "holds only where", "does not hold"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a claim: whether it holds, and the sentence that says so with its numbers."""
-
-    claim: str
-    holds: Holds
-    text: str
-
-    def _repr_markdown_(self) -> str:
-        return f"**Our verdict on {self.claim}: {self.holds}.** {self.text}"
+from fa_study.verdicts.verdict import Holds, Verdict
 
 
 def drift_verdict(model: pd.DataFrame, *, level: float = 0.01) -> Verdict:

@@ -1,0 +1,20 @@
+"""What a verdict on a claim of the paper is: an answer, and the sentence that gives it with its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Holds = Literal["holds", "holds only where", "does not hold"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim: whether it holds, and the sentence that says so with its numbers."""
+
+    claim: str
+    holds: Holds
+    text: str
+
+    def _repr_markdown_(self) -> str:
+        return f"**Our verdict on {self.claim}: {self.holds}.** {self.text}"
