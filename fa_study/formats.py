@@ -1,15 +1,26 @@
-"""Floating-point formats: what a format is, the seven named ones, and how text becomes a format.
+"""Floating-point formats, and rounding a tensor to a format that may be narrower than its dtype (the carrier).
 
-`round_to`, which rounds a tensor to a format, lives in `fa_study.round` and is offered here too.
+How: let 2^e be the power of two at or below |x|, but no less than the format's smallest normal number. Then x / 2^e has
+the binary point where the format's fraction begins, so that rounding x / 2^e to a multiple of 2^-M is one call, and
+every other step is exact. Nothing on the way is subnormal unless the result is, which keeps zeros and tails fast.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-
 import torch
+from torch import Tensor
+
+from fa_study.float_format import (
+    BF16,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP16,
+    FP32,
+    FP64,
+    TF32,
+    FloatFormat,
+    parse_format,
+)
 
 __all__ = [
     "BF16",
@@ -18,159 +29,160 @@ __all__ = [
     "FP16",
     "FP32",
     "FP64",
+    "ROUNDINGS",
     "TF32",
     "FloatFormat",
     "parse_format",
     "round_to",
 ]
 
-MAX_MANTISSA_BITS = 24
-OVERFLOWS = ("inf", "saturate", "nan")
+ROUNDINGS = ("nearest_even", "toward_zero", "stochastic")
+
+# Elements worked on at a time and thread: three float32 buffers of this size stay in a core's second-level cache.
+CHUNK = 1 << 16
+
+_FORMAT_OF = {torch.float64: FP64, torch.float32: FP32, torch.bfloat16: BF16, torch.float16: FP16}
 
 
-@dataclass(frozen=True)
-class FloatFormat:
-    """A binary floating-point format with subnormals and a signed zero.
-
-    With exponent code e and fraction code f, a value is ``(-1)^s * 2^(max(e, 1) - bias) * ([e > 0] + f / 2^M)`` where
-    M is `mantissa_bits` and ``bias = 2^(exponent_bits - 1) - 1``.
+def round_to(
+    x: Tensor,
+    fmt: str | FloatFormat,
+    *,
+    rounding: str = "nearest_even",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The values of `x` rounded to a format, in the dtype and on the device of `x`.
 
     Parameters
     ----------
-    name : str
-        How the format is printed. Two formats that differ in the name only are equal.
-    exponent_bits : int
-        2 to 11.
-    mantissa_bits : int
-        Stored fraction bits, 1 to 24; 52 is allowed for FP64 alone. FP64 carriers would round anything else between
-        25 and 51 bits twice.
-    overflow : {"inf", "saturate", "nan"}
-        What a value becomes that rounds beyond `max`: an infinity, the largest finite value, or NaN. An infinity on
-        input is treated in the same way.
-    infinities : bool, optional
-        True: the highest exponent code holds infinity and NaN, as in IEEE 754. False: it holds numbers, and only the
-        code with all ones is NaN, as in OCP E4M3. By default True where `overflow` is "inf", else False.
+    x : Tensor
+        Any floating dtype and shape. Returned as it is where the format holds all its values.
+    fmt : str or FloatFormat
+        See `parse_format`.
+    rounding : {"nearest_even", "toward_zero", "stochastic"}
+        Toward zero, a finite value beyond the format's range becomes the largest finite value. Stochastic rounding goes
+        to the upper neighbour with the probability (x - lower) / (upper - lower).
+    generator : torch.Generator, optional
+        Source of the random numbers of stochastic rounding, on the device of `x`.
+
+    Returns
+    -------
+    Tensor
+        Gradients pass through unchanged (straight-through estimator).
 
     Raises
     ------
     ValueError
-        If a field is out of range, or overflow="inf" is asked of a format without infinities.
+        If `x` is no floating tensor, the format or mode is unknown, or the dtype of `x` cannot hold the largest value
+        of the format where that value may be the result.
     """
-
-    name: str = field(compare=False)
-    exponent_bits: int
-    mantissa_bits: int
-    overflow: str = "inf"
-    infinities: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.overflow not in OVERFLOWS:
-            raise ValueError(f"overflow={self.overflow!r} is unknown: use one of {', '.join(OVERFLOWS)}")
-        if not 2 <= self.exponent_bits <= 11:
-            raise ValueError(f"format {self.name!r} has {self.exponent_bits} exponent bits: use 2 to 11")
-        is_fp64 = (self.exponent_bits, self.mantissa_bits) == (11, 52)
-        if not (1 <= self.mantissa_bits <= MAX_MANTISSA_BITS or is_fp64):
-            raise ValueError(
-                f"format {self.name!r} has {self.mantissa_bits} fraction bits: use 1 to {MAX_MANTISSA_BITS}, because "
-                "values computed in FP64 would be rounded twice on the way to a wider format (FP64 itself is fine)"
-            )
-        if self.infinities is None:
-            object.__setattr__(self, "infinities", self.overflow == "inf")
-        if self.overflow == "inf" and not self.infinities:
-            raise ValueError(f"format {self.name!r} has no infinities: use overflow='saturate' or 'nan'")
-        if self.exponent_bits == 11 and not self.infinities:
-            raise ValueError(f"format {self.name!r} without infinities exceeds float64: use at most 10 exponent bits")
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def bias(self) -> int:
-        return 2 ** (self.exponent_bits - 1) - 1
-
-    @property
-    def min_exponent(self) -> int:
-        """Exponent of the smallest normal number."""
-        return 1 - self.bias
-
-    @property
-    def max_exponent(self) -> int:
-        """Exponent of the largest finite number."""
-        return self.bias if self.infinities else self.bias + 1
-
-    @cached_property
-    def max(self) -> float:
-        """Largest finite value."""
-        last_step = 2.0**-self.mantissa_bits if self.infinities else 2.0 ** (1 - self.mantissa_bits)
-        return (2.0 - last_step) * 2.0**self.max_exponent
-
-    @cached_property
-    def smallest_normal(self) -> float:
-        return 2.0**self.min_exponent
-
-    @cached_property
-    def smallest_subnormal(self) -> float:
-        return 2.0 ** (self.min_exponent - self.mantissa_bits)
-
-    @cached_property
-    def unit_roundoff(self) -> float:
-        """Largest relative error of rounding a normal number to nearest."""
-        return 2.0 ** -(self.mantissa_bits + 1)
-
-    @cached_property
-    def torch_dtype(self) -> torch.dtype | None:
-        """The dtype whose values and overflow are those of this format (FP8 dtypes differ in overflow: not listed)."""
-        if self.overflow != "inf":
-            return None
-        return _NATIVE.get((self.exponent_bits, self.mantissa_bits))
+    fmt = parse_format(fmt)
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding={rounding!r} is unknown: use one of {', '.join(ROUNDINGS)}")
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"round_to needs a floating-point tensor, got {given}")
+    if x.requires_grad and torch.is_grad_enabled():
+        return _StraightThrough.apply(x, fmt, rounding, generator)
+    return _round(x, fmt, rounding, generator)
 
 
-_NATIVE = {(11, 52): torch.float64, (8, 23): torch.float32, (8, 7): torch.bfloat16, (5, 10): torch.float16}
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, fmt, rounding, generator):
+        rounded = _round(x, fmt, rounding, generator)
+        return x.view_as(x) if rounded is x else rounded
 
-FP64 = FloatFormat("fp64", 11, 52)
-FP32 = FloatFormat("fp32", 8, 23)
-TF32 = FloatFormat("tf32", 8, 10)
-BF16 = FloatFormat("bf16", 8, 7)
-FP16 = FloatFormat("fp16", 5, 10)
-FP8_E5M2 = FloatFormat("fp8_e5m2", 5, 2)
-# Saturating, as the conversions of the FP8 kernels do; dataclasses.replace(FP8_E4M3, overflow="nan") gives the other.
-FP8_E4M3 = FloatFormat("fp8_e4m3", 4, 3, overflow="saturate")
-
-KNOWN_FORMATS = {f.name: f for f in (FP64, FP32, TF32, BF16, FP16, FP8_E5M2, FP8_E4M3)}
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None, None, None
 
 
-@cache
-def _parse_text(text: str) -> FloatFormat:
-    if text in KNOWN_FORMATS:
-        return KNOWN_FORMATS[text]
-    # Whoever writes e4m3 means the FP8 format with the largest value 448, not an IEEE-like one that ends at 240.
-    if text == "e4m3":
-        return FP8_E4M3
-    match = re.fullmatch(r"e(\d+)m(\d+)", text)
-    if match is None:
-        raise ValueError(f"unknown format {text!r}: use one of {', '.join(KNOWN_FORMATS)}, or e<E>m<M> such as e6m9")
-    return FloatFormat(text, int(match[1]), int(match[2]))
+def _round(x: Tensor, fmt: FloatFormat, rounding: str, generator: torch.Generator | None) -> Tensor:
+    if _holds(fmt, x.dtype):
+        return x
+    # Native casts from float64 to 16 bits go through float32 and would round twice.
+    native = rounding == "nearest_even" and fmt.torch_dtype
+    if native and (x.dtype != torch.float64 or fmt == FP32):
+        return x.to(native).to(x.dtype)
+    _refuse_unholdable_max(fmt, x.dtype, rounding)
+    fits_float32 = fmt.exponent_bits <= 8 and fmt.max_exponent <= 127
+    carrier = torch.float32 if fits_float32 and x.dtype != torch.float64 else torch.float64
+    return _round_in_chunks(x.to(carrier), fmt, rounding, generator).to(x.dtype)
 
 
-def parse_format(value: str | FloatFormat) -> FloatFormat:
-    """The format that a text names.
-
-    Parameters
-    ----------
-    value : str or FloatFormat
-        "fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e5m2", "fp8_e4m3", or "e<E>m<M>" for E exponent and M fraction
-        bits with infinities as in IEEE 754 ("e4m3" alone means "fp8_e4m3"). A FloatFormat is returned as it is.
-
-    Raises
-    ------
-    ValueError
-        If the text names no format; the message lists those that are known.
-    """
-    if isinstance(value, FloatFormat):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"a format is a FloatFormat or its text, got {type(value).__name__}")
-    return _parse_text(value)
+def _holds(fmt: FloatFormat, dtype: torch.dtype) -> bool:
+    """Whether every value of the dtype is a value of the format."""
+    carrier = _FORMAT_OF.get(dtype)
+    return (
+        carrier is not None
+        and fmt.overflow == "inf"
+        and fmt.exponent_bits >= carrier.exponent_bits
+        and fmt.mantissa_bits >= carrier.mantissa_bits
+    )
 
 
-from fa_study.round import round_to  # noqa: E402  (round.py needs FloatFormat)
+def _refuse_unholdable_max(fmt: FloatFormat, dtype: torch.dtype, rounding: str) -> None:
+    """Saturating to a maximum that the carrier lacks would silently round it again, such as 65504 in bfloat16."""
+    gives_max = fmt.overflow == "saturate" or rounding == "toward_zero"
+    reachable = fmt.max < torch.finfo(dtype).max
+    if gives_max and reachable and torch.tensor(fmt.max, dtype=dtype).item() != fmt.max:
+        raise ValueError(
+            f"a {dtype} tensor cannot hold {fmt.max:g}, the largest value of {fmt}: convert it to a wider dtype first"
+        )
+
+
+def _round_in_chunks(x: Tensor, fmt: FloatFormat, rounding: str, generator: torch.Generator | None) -> Tensor:
+    flat = x.reshape(-1)
+    out = torch.empty_like(flat)
+    # Drawn at once, so that the bits do not depend on the chunks.
+    u = None
+    if rounding == "stochastic":
+        u = torch.rand(flat.shape, generator=generator, dtype=flat.dtype, device=flat.device)
+    size = CHUNK * torch.get_num_threads() if flat.device.type == "cpu" else max(flat.numel(), 1)
+    for start in range(0, flat.numel(), size):
+        part = slice(start, start + size)
+        _round_into(out[part], flat[part], fmt, rounding, None if u is None else u[part])
+    return out.view(x.shape)
+
+
+def _round_into(t: Tensor, x: Tensor, fmt: FloatFormat, rounding: str, u: Tensor | None) -> None:
+    power = _clamped_power_of_two(x, fmt)
+    torch.div(x, power, out=t).mul_(2.0**fmt.mantissa_bits)
+    if rounding == "nearest_even":
+        t.round_()
+    elif rounding == "toward_zero":
+        t.trunc_()
+    else:
+        low = t.floor()
+        # One step up where the fraction t - low exceeds u; an infinity has no fraction.
+        t.sub_(low).sub_(u).ceil_()
+        t.nan_to_num_(0.0).add_(low).copysign_(x)
+    t.mul_(2.0**-fmt.mantissa_bits).mul_(power)
+    _overflow(t, x, fmt, rounding)
+
+
+def _clamped_power_of_two(x: Tensor, fmt: FloatFormat) -> Tensor:
+    """The largest power of two that is <= |x|, within the exponents of the format's normal numbers."""
+    integer, exponent_field = (
+        (torch.int32, 0x7F800000) if x.dtype == torch.float32 else (torch.int64, 0x7FF0000000000000)
+    )
+    power = torch.bitwise_and(x.view(integer), exponent_field).view(x.dtype)
+    return power.clamp_(2.0**fmt.min_exponent, 2.0**fmt.max_exponent)
+
+
+def _overflow(t: Tensor, x: Tensor, fmt: FloatFormat, rounding: str) -> None:
+    """Replace, in place, what rounding x left beyond the format's largest value."""
+    if fmt.overflow == "saturate":
+        t.clamp_(-fmt.max, fmt.max)
+    elif rounding == "toward_zero":
+        infinite = x.isinf()
+        t.clamp_(-fmt.max, fmt.max)
+        torch.where(infinite, x if fmt.overflow == "inf" else float("nan"), t, out=t)
+    elif fmt.overflow == "nan":
+        t.masked_fill_(t.abs() > fmt.max, float("nan"))
+    else:
+        # Up to where the carrier overflows just when the format does, and back: exact for all that stays finite.
+        headroom = 2.0 ** (_FORMAT_OF[t.dtype].max_exponent - fmt.max_exponent)
+        if headroom > 1.0:
+            t.mul_(headroom).mul_(1.0 / headroom)

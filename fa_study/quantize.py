@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from fa_study.formats import FloatFormat, parse_format
-from fa_study.round import round_to
+from fa_study.formats import FloatFormat, parse_format, round_to
 
 INT8_MAX = 127.0
 

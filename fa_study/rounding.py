@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fa_study.formats import FP32, FP64, FloatFormat, parse_format
-from fa_study.round import ROUNDINGS, round_to
+from fa_study.formats import FP32, FP64, ROUNDINGS, FloatFormat, parse_format, round_to
 
 
 @dataclass(frozen=True)
