@@ -19,7 +19,7 @@ COLUMNS = (
     "level",
     "name",
     "group",
-    "aggregate",
+    "average",
     "dtype_a",
     "dtype_b",
     "numel",
@@ -63,7 +63,7 @@ def weight_distances(
     -------
     DataFrame
         Tidy. The column `level` says what a row is: "tensor"; "group" or "model", each with three rows whose column
-        `aggregate` is "mean", "weighted" or "pooled" (`fa_study.pool`); "only_a", "only_b" or "shape_differs" for what
+        `average` is "mean", "weighted" or "pooled" (`fa_study.pool`); "only_a", "only_b" or "shape_differs" for what
         could not be compared. Other columns: name, group, dtype_a, dtype_b, numel, zero_gradient, tied (further names
         of the same tensor) and every name in `METRICS` (`fa_study.metrics`). Integer and boolean buffers and empty
         tensors have rows but take no part in aggregates. The pooled wasserstein is NaN where more than 2^25 values
@@ -117,7 +117,7 @@ def weight_distances(
     rows += [{"level": "model", "name": "model"} | row for row in model.aggregates()]
     rows += [{"level": level, "name": name, "group": group_of(name, groups)} for level, name in only]
     frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
-    for column, filler in (("group", ""), ("aggregate", ""), ("dtype_a", ""), ("dtype_b", ""), ("tied", "")):
+    for column, filler in (("group", ""), ("average", ""), ("dtype_a", ""), ("dtype_b", ""), ("tied", "")):
         frame[column] = frame[column].astype(object).where(frame[column].notna(), filler).astype(str)
     frame["zero_gradient"] = frame["zero_gradient"].eq(True)
     return frame

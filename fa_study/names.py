@@ -15,8 +15,8 @@ ZERO_GRADIENT = r"(^|[._])(to_k|k_proj|key|key_proj|k_lin|w_?k|k)\.bias$"
 
 def plain_name(name: str) -> str:
     """The name without wrappers: `_orig_mod.module.decoder.0.weight` becomes `decoder.0.weight`."""
-    parts = name.split(".")
-    return ".".join(part for part in parts if part not in WRAPPERS) or name
+    *path, last = name.split(".")
+    return ".".join([*(part for part in path if part not in WRAPPERS), last])
 
 
 def plain_names(names: Iterable[str], source: str = "the weights") -> dict[str, str]:

@@ -151,7 +151,8 @@ class _Unpickler(pickle._Unpickler):
 def read_pickle(file: BinaryIO, source: str) -> tuple[object, dict[str, int]]:
     """The object a pickle describes, with tensors as `StoredTensor` and foreign objects as `Stub`.
 
-    Also returns the bytes per element of each storage that it refers to. Warns (UserWarning) of the classes that were refused; ValueError for a damaged pickle.
+    Also returns the bytes per element of each storage that it refers to. Warns (UserWarning) of the classes that were
+    refused; ValueError for a damaged pickle.
     """
     unpickler = _Unpickler(file)
     try:

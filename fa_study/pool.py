@@ -23,7 +23,7 @@ from fa_study.histogram import ValueHistogram, counted_wasserstein
 from fa_study.metrics import COUNT_METRICS, METRICS, REAL_METRICS, Comparison
 from fa_study.wasserstein import sorted_wasserstein
 
-AGGREGATES = ("mean", "weighted", "pooled")
+AVERAGES = ("mean", "weighted", "pooled")
 
 
 class Pool:
@@ -62,8 +62,8 @@ class Pool:
             weighted[name] = math.fsum(values * sizes) / math.fsum(sizes) if len(values) else math.nan
         pooled = Comparison(self.sums, self._wasserstein()).metrics()
         return [
-            {"aggregate": name, "numel": int(numel.sum())} | row | totals
-            for name, row in zip(AGGREGATES, (mean, weighted, pooled))
+            {"average": name, "numel": int(numel.sum())} | row | totals
+            for name, row in zip(AVERAGES, (mean, weighted, pooled))
         ]
 
     def _wasserstein(self) -> float:
