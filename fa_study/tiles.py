@@ -1,0 +1,132 @@
+"""The loops of FlashAttention 1, 2 and 4 over key tiles, one rounding per operation.
+
+With m the running maximum, l the row sum, a = exp(m_old - m) and P = exp(S - m), for each key tile:
+
+    l = a l + rowsum(P)
+    fa1    O = ((a l_old) O + P V) / l       O is normalised after every tile (FlashAttention 1, Algorithm 1; P is taken
+                                             from the new running maximum, as in every released kernel)
+    fa2    O = a O + P V                     divided by l once, at the end
+    fa4    as fa2, but m keeps its old value (a = 1) while it would grow by no more than a threshold
+
+Shape letters: see `fa_study.call`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fa_study.call import Call, Chunk, key_tiles
+
+ALGORITHMS = ("fa1", "fa2", "fa4")
+Shift = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class TileOptions:
+    """What only the tiled algorithms have."""
+
+    Br: int
+    Bc: int
+    algorithm: str
+    reverse: bool
+    rescale_threshold: float
+    shift: Shift | None
+
+
+@dataclass
+class Rows:
+    """The state of a chunk of rows: m, l (B, H, R, 1) and o (B, H, R, Dv); top is the largest score so far."""
+
+    m: Tensor
+    l: Tensor
+    o: Tensor
+    top: Tensor
+    counts: dict[str, int] = field(default_factory=lambda: {"tiles": 0, "rescalings": 0})
+
+
+def run_tiles(call: Call, options: TileOptions):
+    """Yields (rows, out (B, H, R, Dv), lse (B, H, R, 1), largest scores, counts) for every chunk of rows."""
+    tiles, W = key_tiles(call.shapes.S, options.Bc)
+    for chunk in call.chunks(options.Br, W):
+        s = call.shapes
+        column = torch.full((s.B, s.H, chunk.R, 1), -math.inf, dtype=call.carrier, device=chunk.q.device)
+        o = column.new_zeros(s.B, s.H, chunk.R, call.Dv)
+        state = Rows(column, torch.zeros_like(column), o, column)
+        for keys in reversed(tiles) if options.reverse else tiles:
+            _add_tile(call, options, chunk, keys, W, state)
+        yield chunk, *_finish(call, options, chunk, state), state.top, state.counts
+
+
+def _add_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: int, state: Rows) -> None:
+    if call.features.is_dead(chunk.rows, keys):
+        return
+    dead, bias = call.features.tile(chunk.rows, chunk.R, keys, W, chunk.q.device)
+    gone = None if dead is None else dead.all(-1, keepdim=True)
+    if gone is not None and gone[:, :, : chunk.length].all():
+        return
+    state.counts["tiles"] += _live_tiles(call, options, chunk, gone)
+    if gone is not None and not gone.any():
+        gone = None
+
+    sites, R = call.sites, chunk.length
+    s, offset = call.scores(chunk, keys, W, dead, bias)
+    largest = call.row_max(s)
+    if offset is not None:
+        largest = largest + offset
+    m = sites("max", torch.maximum(state.m, largest), gone, R)
+    top = torch.maximum(state.top, largest)
+    if options.algorithm == "fa4":
+        m = torch.where((m - state.m) * math.log2(math.e) <= options.rescale_threshold, state.m, m)
+    if options.shift is not None:
+        m = sites("max", options.shift(s, m), gone, R)
+    finite_m = m.masked_fill(m == -math.inf, 0.0)
+    grown = (m > state.m) & (state.m > -math.inf)
+    if gone is not None:
+        grown = grown & ~gone
+    state.counts["rescalings"] += int(grown[:, :, :R].sum())
+
+    subtracted = finite_m if offset is None else sites("max", finite_m - offset, gone, R)
+    _, p, total = call.exponentials(s, subtracted, dead, R)
+    pv = call.times_values(p, keys, W, dead, R)
+    a = sites("rescale", call.exp_small(sites("rescale", state.m - finite_m, gone, R)), gone, R)
+    scaled = sites("sum", a * state.l, gone, R)
+    l = sites("sum", scaled + total, gone, R)
+    if options.algorithm == "fa1":
+        o = sites("accumulator", scaled * state.o, gone, R)
+        o = sites("accumulator", o.add_(pv), gone, R)
+        o = sites("accumulator", o.div_(l), gone, R)
+    else:
+        # A factor of 1 changes no bit: the pass over O is spared where no maximum has grown.
+        o = state.o if bool((a == 1).all()) else sites("accumulator", a * state.o, gone, R)
+        o = sites("accumulator", o + pv, gone, R)
+    if gone is not None:
+        # A tile without a live key for a row leaves that row alone, to the bit.
+        m, l, o, top = (
+            torch.where(gone, old, new) for old, new in zip((state.m, state.l, state.o, state.top), (m, l, o, top))
+        )
+    state.m, state.l, state.o, state.top = m, l, o, top
+
+
+def _live_tiles(call: Call, options: TileOptions, chunk: Chunk, gone: Tensor | None) -> int:
+    """How many of the Br x Bc tiles in this chunk hold a live key."""
+    s, Br = call.shapes, options.Br
+    if gone is None:
+        return s.B * s.H * -(-chunk.length // Br)
+    live = ~gone[:, :, : chunk.length].expand(-1, -1, chunk.length, 1).squeeze(-1)
+    whole = torch.nn.functional.pad(live, (0, -chunk.length % Br)).unflatten(-1, (-1, Br))
+    return int(whole.any(-1).expand(s.B, s.H, -1).sum())
+
+
+def _finish(call: Call, options: TileOptions, chunk: Chunk, state: Rows) -> tuple[Tensor, Tensor]:
+    sites, R = call.sites, chunk.length
+    empty = state.m == -math.inf
+    o, l = state.o, state.l
+    if options.algorithm != "fa1":
+        o = o * sites("sum", call.reciprocal(l), empty, R)
+    out = sites("output", o, empty, R).masked_fill(empty, 0.0)
+    return out, call.lse(state.m, l, empty, R)
