@@ -5,13 +5,33 @@ meaning: napoleon would take all of it for a type and look up every word. And pr
 asterisk, a bar or a trailing underscore in it is just that sign.
 """
 
+import pkgutil
 import re
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
+import fa_study
+
+# The page to which every module is added that no other page of the reference names.
+REST = "api/inside"
+
 _ENTRY = re.compile(r"(?P<name>\S[^:`]*?) : (?P<text>.*)")
 _BORDER = re.compile(r"=+( +=+)+")
-_WORDS_OF_TYPES = set("int float str bool bytes list dict tuple set or of and optional default None callable".split())
+_WORDS_OF_TYPES = {
+    "int",
+    "float",
+    "str",
+    "bool",
+    "list",
+    "dict",
+    "tuple",
+    "or",
+    "of",
+    "optional",
+    "default",
+    "callable",
+}
 
 
 def _is_type(text: str) -> bool:
@@ -22,10 +42,11 @@ def _is_type(text: str) -> bool:
 
 def _escape(line: str) -> str:
     """`line` with the signs of reStructuredText taken literally, and with `code` as code."""
-    pieces = re.split(r"(``.+?``|`[^`]+`)", line)
+    bullet = re.match(r"\s*([*-] )?", line).group()
+    pieces = re.split(r"(``.+?``|`[^`]+`)", line[len(bullet) :])
     for i, piece in enumerate(pieces):
         pieces[i] = f"``{piece.strip('`')}``" if i % 2 else re.sub(r"([*|\\]|_(?!\w))", r"\\\1", piece)
-    return "".join(pieces)
+    return bullet + "".join(pieces)
 
 
 def _sections(lines: list[str]) -> list[tuple[str, list[str]]]:
@@ -82,8 +103,9 @@ def _entries(heading: str, lines: list[str]) -> list[str]:
         elif entry:
             out += [f"    **{_escape(entry['name'])}**", f"        {_escape(entry['text'])}"]
         else:
-            # An entry without a colon is a type or an error alone: the text below it is deeper and makes it a term.
-            out.append("    " + _escape(line))
+            # A name, type or error alone: the text below it is deeper and makes it a term.
+            is_term = re.fullmatch(r"[\w.*]+(, [\w.*]+)*", line)
+            out.append(f"    **{_escape(line)}**" if is_term else "    " + _escape(line))
     return [*out, ""]
 
 
@@ -101,6 +123,18 @@ def convert(app: Sphinx, what: str, name: str, obj: object, options: object, lin
     lines[:] = result
 
 
+def add_remaining_modules(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Complete the page of inner modules, so that a new module is in the reference from its first day."""
+    if docname != REST:
+        return
+    pages = "\n".join(page.read_text() for page in Path(app.srcdir, "api").glob("*.md"))
+    named = set(re.findall(r"automodule:: (\S+)", pages))
+    found = {module.name for module in pkgutil.walk_packages(fa_study.__path__, "fa_study.") if not module.ispkg}
+    for name in sorted(name for name in found - named if "._" not in name):
+        source[0] += f"\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```\n"
+
+
 def setup(app: Sphinx) -> dict:
+    app.connect("source-read", add_remaining_modules)
     app.connect("autodoc-process-docstring", convert)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
