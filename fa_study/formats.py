@@ -10,17 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fa_study.float_format import (
-    BF16,
-    FP8_E4M3,
-    FP8_E5M2,
-    FP16,
-    FP32,
-    FP64,
-    TF32,
-    FloatFormat,
-    parse_format,
-)
+from fa_study.float_format import BF16, FP8_E4M3, FP8_E5M2, FP16, FP32, FP64, TF32, FloatFormat, parse_format
 
 __all__ = [
     "BF16",
@@ -176,9 +166,9 @@ def _overflow(t: Tensor, x: Tensor, fmt: FloatFormat, rounding: str) -> None:
     if fmt.overflow == "saturate":
         t.clamp_(-fmt.max, fmt.max)
     elif rounding == "toward_zero":
-        infinite = x.isinf()
         t.clamp_(-fmt.max, fmt.max)
-        torch.where(infinite, x if fmt.overflow == "inf" else float("nan"), t, out=t)
+        infinity = x if fmt.overflow == "inf" else x.new_tensor(float("nan"))
+        torch.where(x.isinf(), infinity, t, out=t)
     elif fmt.overflow == "nan":
         t.masked_fill_(t.abs() > fmt.max, float("nan"))
     else:
