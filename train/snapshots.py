@@ -55,9 +55,9 @@ def write_weights(module: torch.nn.Module, folder: RunFolder, step: int) -> Path
     """
     path = folder.path / "weights" / f"step-{step:06d}.safetensors"
     path.parent.mkdir(exist_ok=True)
+    # No metadata: safetensors writes its entries in random order, and equal weights would get different hashes.
     weights = {name: parameter.detach().cpu().contiguous() for name, parameter in module.named_parameters()}
-    about = {"run": folder.name, "step": str(step)}
-    write_then_rename(path, lambda temporary: save_file(weights, temporary, about))
+    write_then_rename(path, lambda temporary: save_file(weights, temporary))
     sha256 = file_sha256(path)
     for line in folder.manifest["snapshots"]:
         if line["step"] == step and line["sha256"] != sha256:
