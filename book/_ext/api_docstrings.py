@@ -7,6 +7,7 @@ asterisk, a bar or a trailing underscore in it is just that sign.
 
 import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -15,6 +16,15 @@ import fa_study
 
 # The page to which every module is added that no other page of the reference names.
 REST = "api/inside"
+_REST_ENTRY = """
+## `{module}`
+
+```{{eval-rst}}
+.. automodule:: {module}
+   :members:
+   :exclude-members: {repeated}
+```
+"""
 
 _ENTRY = re.compile(r"(?P<name>\S[^:`]*?) : (?P<text>.*)")
 _BORDER = re.compile(r"=+( +=+)+")
@@ -129,9 +139,13 @@ def add_remaining_modules(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     pages = "\n".join(page.read_text() for page in Path(app.srcdir, "api").glob("*.md"))
     named = set(re.findall(r"automodule:: (\S+)", pages))
-    found = {module.name for module in pkgutil.walk_packages(fa_study.__path__, "fa_study.") if not module.ispkg}
-    for name in sorted(name for name in found - named if "._" not in name):
-        source[0] += f"\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```\n"
+    # What a named module offers is described there, wherever it was defined.
+    offered = {id(vars(m)[name]) for m in map(import_module, named) for name in getattr(m, "__all__", ())}
+    for info in pkgutil.walk_packages(fa_study.__path__, "fa_study."):
+        if info.ispkg or info.name in named or "._" in info.name:
+            continue
+        repeated = [name for name, value in vars(import_module(info.name)).items() if id(value) in offered]
+        source[0] += _REST_ENTRY.format(module=info.name, repeated=", ".join(repeated))
 
 
 def setup(app: Sphinx) -> dict:
