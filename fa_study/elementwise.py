@@ -15,33 +15,29 @@ from fa_study.values import BLOCK, Flat, blocks
 
 @dataclass
 class PairSums:
-    """Sums over the pairs (a, b) whose values are both finite, d = a - b; they add up over tensors.
-
-    Squares and products are of values scaled by powers of two where the plain ones could underflow or overflow.
-    """
+    """Means and norms over the pairs (a, b) whose values are both finite, d = a - b; they merge over tensors."""
 
     numel: int = 0
     pairs: int = 0  # both finite
     equal: int = 0  # same bits (same value where the dtypes differ), non-finite ones too
     max_d: float = 0.0
     max_ulp: float = math.nan
-    sum_d: float = 0.0
-    sum_abs_d: float = 0.0
+    mean_d: float = 0.0
+    mean_abs_d: float = 0.0
     norm_a: float = 0.0
     norm_b: float = 0.0
     norm_d: float = 0.0
     cosine: float = math.nan  # of this tensor, or of what has been merged
-    sum_a: float = 0.0
-    sum_b: float = 0.0
+    mean_a: float = 0.0
+    mean_b: float = 0.0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     def metrics(self) -> dict[str, float]:
         """The elementwise metrics; NaN where no pair is finite or a norm they divide by is zero."""
-        n = self.pairs or math.nan
         return {
             "max_difference": self.max_d if self.pairs else math.nan,
-            "mean_difference": self.sum_abs_d / n,
-            "signed_difference": self.sum_d / n,
+            "mean_difference": self.mean_abs_d if self.pairs else math.nan,
+            "signed_difference": self.mean_d if self.pairs else math.nan,
             "relative_l2": _ratio(self.norm_d, self.norm_a) if self.pairs else math.nan,
             "cosine": self.cosine,
             "max_ulp": self.max_ulp,
@@ -52,31 +48,33 @@ class PairSums:
         """The root of the mean of the two variances."""
         if not self.pairs:
             return math.nan
-        n, variance = self.pairs, 0.0
-        for norm, total in ((self.norm_a, self.sum_a), (self.norm_b, self.sum_b)):
-            rms, mean = norm / math.sqrt(n), abs(total) / n
-            variance += max(0.0, rms - mean) * (rms + mean) / 2  # factored: no square that could overflow early
-        return math.sqrt(variance)
+        sides = []
+        for norm, mean in ((self.norm_a, abs(self.mean_a)), (self.norm_b, abs(self.mean_b))):
+            rms = norm / math.sqrt(self.pairs)
+            sides.append(math.sqrt(max(0.0, rms - mean)) * math.sqrt(rms + mean))  # no square that could overflow
+        return math.hypot(*sides) / math.sqrt(2)
 
     def merge(self, other: PairSums) -> PairSums:
         """The sums over both sets of pairs."""
+        pairs = self.pairs + other.pairs
+        share, rest = self.pairs / (pairs or 1), other.pairs / (pairs or 1)
         dot = _dot(self) + _dot(other)
         a, b = math.hypot(self.norm_a, other.norm_a), math.hypot(self.norm_b, other.norm_b)
         known = [u for u in (self.max_ulp, other.max_ulp) if not math.isnan(u)]
         return PairSums(
             self.numel + other.numel,
-            self.pairs + other.pairs,
+            pairs,
             self.equal + other.equal,
             max(self.max_d, other.max_d),
             max(known, default=math.nan),
-            self.sum_d + other.sum_d,
-            self.sum_abs_d + other.sum_abs_d,
+            self.mean_d * share + other.mean_d * rest,
+            self.mean_abs_d * share + other.mean_abs_d * rest,
             a,
             b,
             math.hypot(self.norm_d, other.norm_d),
             _ratio(_ratio(dot, a), b) if a and b else math.nan,
-            self.sum_a + other.sum_a,
-            self.sum_b + other.sum_b,
+            self.mean_a * share + other.mean_a * rest,
+            self.mean_b * share + other.mean_b * rest,
             {name: self.counts[name] + other.counts[name] for name in COUNTS},
         )
 
@@ -104,7 +102,9 @@ def _exponents(a: Flat, b: Flat) -> tuple[int, int, int]:
     top = np.zeros(3)
     for x, y in zip(blocks(a), blocks(b)):
         x, y = x.float64(), y.float64()
-        for i, values in enumerate((x, y, x / 2 - y / 2)):
+        with np.errstate(invalid="ignore"):
+            d = x / 2 - y / 2
+        for i, values in enumerate((x, y, d)):
             top[i] = max(top[i], np.max(np.abs(values), where=np.isfinite(values), initial=0.0))
     exponents = [int(np.frexp(t)[1]) if t else 0 for t in top]
     # Only extreme ranges are scaled: elsewhere the scaling would be a second pass for nothing.
@@ -159,14 +159,14 @@ def pair_sums(a: Flat, b: Flat, *, ulp: bool = True) -> PairSums:
             equal=equal,
             max_d=max_d,
             max_ulp=float(max_ulp) if same_type and ulp and pairs else math.nan,
-            sum_d=float(np.ldexp(s_d, e_d)),
-            sum_abs_d=float(np.ldexp(s_abs, e_d)),
+            mean_d=float(np.ldexp(s_d / (pairs or 1), e_d)),
+            mean_abs_d=float(np.ldexp(s_abs / (pairs or 1), e_d)),
             norm_a=float(np.ldexp(norm_a, e_a)),
             norm_b=float(np.ldexp(norm_b, e_b)),
             norm_d=float(np.ldexp(math.sqrt(dd), e_d)),
             cosine=max(-1.0, min(1.0, ab / norm_a / norm_b)) if norm_a and norm_b else math.nan,
-            sum_a=float(np.ldexp(s_a, e_a)),
-            sum_b=float(np.ldexp(s_b, e_b)),
+            mean_a=float(np.ldexp(s_a / (pairs or 1), e_a)),
+            mean_b=float(np.ldexp(s_b / (pairs or 1), e_b)),
         )
 
 
