@@ -59,7 +59,7 @@ class Accumulation:
     format : str, FloatFormat or Rounding
         Format of the running sum, "e8m13:toward_zero" for example. Kept as a Rounding.
     every : int, optional
-        The sum is rounded after this many terms; None: once, at the end.
+        The sum is rounded after this many terms, counted anew after each promotion; None: once, at the end.
     promote : int, optional
         After this many terms the sum is added to an FP32 sum and starts again at zero; None: never.
     """

@@ -99,19 +99,13 @@ def test_the_carrier_is_wide_enough_not_to_round_twice(policy, carrier):
     assert policy.carrier == carrier
 
 
-def test_double_rounding_through_the_carrier_is_exact_up_to_11_bits_and_not_at_12():
-    """The rule behind `carrier`, on products: 24 >= 2 p + 2."""
-    generator = torch.Generator().manual_seed(2)
-    for name, exact in (("tf32", True), ("fp16", True), ("e8m12", False)):
-        a, b = (round_to(torch.randn(400_000, generator=generator).double(), name) for _ in range(2))
-        for once in (a + b / 1024, a / b):
-            twice = round_to(once.float().double(), name)
-            # A quotient in float64 is itself rounded; at 53 bits that never decides a tie here.
-            if exact:
-                assert torch.equal(twice, round_to(once, name))
-    x = 1 + 2.0**-13 + 2.0**-40
-    wide = torch.tensor([x], dtype=torch.float64)
-    assert round_to(wide, "e8m12").item() != round_to(wide.float(), "e8m12").item()
+def test_float32_carriers_round_once_up_to_11_bits_of_precision():
+    """The rule behind `carrier`, 24 >= 2 p + 2, where it is tightest: quotients of all pairs of 8-bit significands."""
+    significands = 1 + torch.arange(128, dtype=torch.float64) / 128
+    quotients = significands[:, None] / significands
+    assert_same(round_to(quotients.float(), "bf16").double(), round_to(quotients, "bf16"))
+    above_tie = torch.tensor([1 + 2.0**-12 + 2.0**-40], dtype=torch.float64)
+    assert round_to(above_tie, "e8m11").item() != round_to(above_tie.float(), "e8m11").item()
 
 
 @pytest.mark.parametrize(
