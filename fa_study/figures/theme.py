@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import html
-import itertools
 import json
+import re
+from typing import TypeVar
 
 import altair as alt
 import vl_convert
@@ -50,7 +51,7 @@ _THEME = {
     }
 }
 
-_numbers = itertools.count()
+_Chart = TypeVar("_Chart", bound=alt.TopLevelMixin)
 
 
 def register_theme() -> None:
@@ -58,17 +59,32 @@ def register_theme() -> None:
     alt.theme.register("fa_study", enable=True)(lambda: alt.theme.ThemeConfig(_THEME))
 
 
+def _static_svg(spec: str) -> str:
+    """The chart for readers without scripts, with names of its own: all charts of a page share one set of ids."""
+    prefix = "s" + hashlib.sha256(spec.encode()).hexdigest()[:8]
+    svg = vl_convert.vegalite_to_svg(spec, vl_version="6.4")
+    return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
+
+
 def _render_offline(spec: dict, **_: object) -> dict[str, str]:
-    """A chart as HTML that needs no other host: drawn by the book's own Vega, or a static SVG without scripts."""
-    name = f"chart-{next(_numbers)}-{hashlib.sha256(json.dumps(spec).encode()).hexdigest()[:8]}"
+    """A chart as HTML that needs no other host: drawn by the book's own Vega, or a static SVG without scripts.
+
+    Switches are put beside the picture, not into it: what has the role of an image is one thing for a screen reader.
+    """
+    text = json.dumps(spec)
     label = html.escape(str(spec.get("usermeta", {}).get("alt", "")), quote=True)
-    options = {"mode": "vega-lite", "renderer": "svg", "actions": False}
+    draw = (
+        "(s => vegaEmbed(s.previousElementSibling, "
+        + text
+        + ", {mode: 'vega-lite', renderer: 'svg', actions: false, bind: s.parentElement.firstElementChild})"
+        + ")(document.currentScript)"
+    )
     # "</" inside a script element would end it early.
-    script = f"vegaEmbed('#{name}', {json.dumps(spec)}, {json.dumps(options)})".replace("</", "<\\/")
-    static = vl_convert.vegalite_to_svg(json.dumps(spec), vl_version="6.4")
+    script = draw.replace("</", "<\\/")
+    picture = f'<div role="img" aria-label="{label}">'
     return {
-        "text/html": f'<div id="{name}" class="fa-chart" role="img" aria-label="{label}"></div>'
-        f"<noscript>{static}</noscript><script>{script}</script>"
+        "text/html": f'<div class="fa-chart"><form class="fa-switches"></form>{picture}</div><script>{script}</script>'
+        f"<noscript>{picture}{_static_svg(text)}</div></noscript></div>"
     }
 
 
@@ -79,7 +95,7 @@ def use_book_renderer() -> None:
     alt.renderers.enable("fa_study")
 
 
-def describe(chart: alt.TopLevelMixin, text: str) -> alt.TopLevelMixin:
+def describe(chart: _Chart, text: str) -> _Chart:
     """Give `chart` the text alternative that screen readers read."""
     return chart.properties(usermeta={"alt": text})
 
