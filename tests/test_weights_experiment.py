@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from fa_study.experiments.weights import drift_trend, flash_pairs, weight_differences, weight_trajectory
@@ -26,14 +27,15 @@ def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), sta
         save_file(weights, run / file)
         snapshots.append({"step": step, "file": file, "dtype": "float32"})
     config = {"attn": {"name": attn}, "precision": {"name": precision}, "seed": seed}
-    (run / "manifest.json").write_text(json.dumps({"state": state, "config": config, "snapshots": snapshots}))
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (run / "manifest.json").write_text(json.dumps({"state": state, "snapshots": snapshots}))
     return run
 
 
 def test_a_trajectory_has_the_known_distances(tmp_path):
     flash, baseline = make_run(tmp_path, "flash"), make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0))
     frame = weight_trajectory(flash, baseline)
-    model = frame[(frame["level"] == "model") & (frame["aggregate"] == "pooled")].set_index("step")
+    model = frame[(frame["level"] == "model") & (frame["average"] == "pooled")].set_index("step")
     assert model["max_difference"].to_dict() == {0: 0, 100: 1, 200: 3}
     assert model["wasserstein"].to_dict() == {0: 0, 100: 1, 200: 3}
 

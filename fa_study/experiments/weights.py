@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import yaml
 from scipy.stats import kendalltau
 
 from fa_study.distance import weight_distances
@@ -16,9 +17,9 @@ METRICS = ["max_difference", "wasserstein", "mean_difference", "relative_l2"]
 
 
 def run_settings(run: Path) -> dict:
-    """The resolved configuration of a run folder, and the state it is in, from its manifest."""
-    manifest = json.loads((run / "manifest.json").read_text())
-    return {"state": manifest["state"], **manifest["config"]}
+    """The resolved configuration of a run folder (config.yaml), and the state it is in (manifest.json)."""
+    state = json.loads((run / "manifest.json").read_text())["state"]
+    return {"state": state, **yaml.safe_load((run / "config.yaml").read_text())}
 
 
 def runs_in(folder: Path) -> dict[Path, dict]:
@@ -57,14 +58,14 @@ def weight_differences(folder: Path) -> pd.DataFrame:
 
     Returns
     -------
-    DataFrame : a row per (precision, seed, step, level, name, aggregate), the metrics of `METRICS` as columns; empty if
+    DataFrame : a row per (precision, seed, step, level, name, average), the metrics of `METRICS` as columns; empty if
         there is no pair. Parameters whose exact gradient is zero are no part of a group or of the model.
     """
     frames = []
     for flash, baseline, settings in flash_pairs(folder):
         frame = weight_trajectory(flash, baseline)
         frame = frame[frame["level"].isin(["group", "model"]) | frame["zero_gradient"]]
-        frame = frame[["step", "level", "name", "aggregate", *METRICS]]
+        frame = frame[["step", "level", "name", "average", *METRICS]]
         frame.insert(0, "seed", settings["seed"])
         frame.insert(0, "precision", settings["precision"]["name"])
         frames.append(frame)

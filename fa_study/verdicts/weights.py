@@ -16,7 +16,7 @@ def drift_verdict(model: pd.DataFrame, *, level: float = 0.01) -> Verdict:
 
     Parameters
     ----------
-    model : rows of Figure 7's table for one aggregate of the whole model.
+    model : rows of Figure 7's table for one average over the whole model.
     """
     trends = pd.concat(drift_trend(model, metric) for metric in ("max_difference", "wasserstein"))
     grows = trends["p"] < level
