@@ -38,8 +38,11 @@ class Region:
     def __post_init__(self) -> None:
         shape, strides = self.shape, self.strides if self.strides is not None else contiguous(self.shape)
         numbers = (self.offset, self.nbytes, self.first, *shape, *strides)
-        if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError(f"{self.path}: a tensor of shape {shape} with strides {strides} is no tensor")
+        whole = all(type(n) is int and n >= 0 for n in numbers) and isinstance(self.dtype, torch.dtype)
+        if len(shape) != len(strides) or not whole:
+            raise ValueError(
+                f"{self.path}: a {self.dtype} of shape {shape!r:.99}, strides {strides!r:.99} is no tensor"
+            )
         if math.prod(shape):
             end = self.first + sum((n - 1) * stride for n, stride in zip(shape, strides)) + 1
             if end * self.dtype.itemsize > self.nbytes:
