@@ -18,6 +18,8 @@ from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from train import Refusal
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -50,7 +52,7 @@ def attention_function(name: str, device: str) -> Attend:
 
     Raises
     ------
-    ValueError
+    Refusal
         If the arm is unknown.
     """
     if name == "baseline":
@@ -58,7 +60,7 @@ def attention_function(name: str, device: str) -> Attend:
     if name == "flash":
         has_package = device == "cuda" and importlib.util.find_spec("flash_attn") is not None
         return flash_attn_package if has_package else sdpa_flash
-    raise ValueError(f"attn={name} is unknown; use baseline or flash")
+    raise Refusal(f"attn={name} is unknown; use baseline or flash")
 
 
 class Processor:

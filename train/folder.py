@@ -10,7 +10,7 @@ runs/<name>/
     wandb/           Weights & Biases' own files
 
 A folder whose manifest says "running" although no process holds its lock was left by a process that was killed: it
-counts as interrupted.
+counts as interrupted. Use `open_run`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from train.settings import Refusal, difference, results_settings, run_name, save_settings
+from train import Refusal
+from train.settings import difference, results_settings, save_settings
 from train.system import describe
 
 
@@ -88,18 +89,33 @@ def read_manifest(path: Path) -> dict | None:
         return None
 
 
-def open_run(settings: DictConfig, command: str = "python train/run.py ...") -> RunFolder | None:
-    """Make the folder of these settings, or open it again to resume; None if it is finished and `finished=skip`.
+def skip_finished(path: Path, settings: DictConfig, command: str = "python train/run.py ...") -> bool:
+    """True if the run of these settings is finished and `finished=skip`; touches nothing.
 
     Raises
     ------
     Refusal
-        If the run is finished, was made with other settings, is being written by another process, or if
+        If the run is finished and is not to be skipped, or if it was made with other settings.
+    """
+    manifest = read_manifest(path)
+    if manifest is None or manifest["state"] != "finished":
+        return False
+    _refuse_other_settings(path, settings)
+    if settings.finished == "skip":
+        return True
+    more = f"{command} steps={2 * settings.steps} continue_from={path}"
+    raise Refusal(f"{path} is finished; train it further with `{more}`, or remove it with `rm -r {path}`")
+
+
+def open_run(path: Path, settings: DictConfig) -> RunFolder:
+    """Make the folder of a run, or open it again to resume.
+
+    Raises
+    ------
+    Refusal
+        If it was made with other settings, is being written by another process, was finished by one just now, or if
         `continue_from` is not a finished run of the same settings with fewer steps.
     """
-    path = Path(settings.runs_dir) / run_name(settings)
-    if _is_finished(path, settings, command):
-        return None
     path.mkdir(parents=True, exist_ok=True)
     lock = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
@@ -107,24 +123,17 @@ def open_run(settings: DictConfig, command: str = "python train/run.py ...") -> 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise Refusal(f"another process is training in {path}; wait for it, or choose another seed") from None
-        if _is_finished(path, settings, command):  # since the first look
-            os.close(lock)
-            return None
         manifest = read_manifest(path)
         about = describe(settings.device, settings.threads)
         if manifest is None:
-            manifest = {
-                "name": path.name,
-                "state": "running",
-                **about,
-                "started": _now(),
-                "resumed": [],
-                "snapshots": [],
-            }
+            manifest = {"name": path.name, "state": "running", "started": _now()}
+            manifest |= {**about, "resumed": [], "snapshots": []}
             if settings.continue_from is not None:
                 manifest |= _take_over(Path(settings.continue_from), path, settings)
         else:
             _refuse_other_settings(path, settings)
+            if manifest["state"] == "finished":
+                raise Refusal(f"{path} has just been finished by another process")
             manifest["resumed"].append({"at": _now(), **about})
             manifest.pop("reason", None)
         save_settings(settings, path / "config.yaml")
@@ -136,21 +145,12 @@ def open_run(settings: DictConfig, command: str = "python train/run.py ...") -> 
         raise
 
 
-def _is_finished(path: Path, settings: DictConfig, command: str) -> bool:
-    """True if the run is finished and that is to be skipped; refuses it otherwise."""
-    manifest = read_manifest(path)
-    if manifest is None or manifest["state"] != "finished":
-        return False
-    _refuse_other_settings(path, settings)
-    if settings.finished == "skip":
-        return True
-    more = f"{command} steps={2 * settings.steps} continue_from={path}"
-    raise Refusal(f"{path} is finished; train it further with `{more}`, or remove it with `rm -r {path}`")
-
-
 def _refuse_other_settings(path: Path, settings: DictConfig) -> None:
     there = results_settings(OmegaConf.load(path / "config.yaml"))
-    differs = difference(there, results_settings(settings))
+    here = results_settings(settings)
+    if here["device"] == "auto":  # not looked up yet
+        here["device"] = there["device"]
+    differs = difference(there, here)
     if differs:
         raise Refusal(f"{path} was made with other settings: {differs}; remove it with `rm -r {path}` or set runs_dir")
 
@@ -167,7 +167,7 @@ def _take_over(source: Path, target: Path, settings: DictConfig) -> dict:
     if there["steps"] >= settings.steps:
         raise Refusal(f"continue_from={source} has {there['steps']} steps; ask for more than steps={settings.steps}")
     for name in ("weights", "checkpoint"):
-        shutil.copytree(source / name, target / name)
+        shutil.copytree(source / name, target / name, dirs_exist_ok=True)
     shutil.copy2(source / "metrics.csv", target / "metrics.csv")
     return {"continued_from": source.name, "snapshots": manifest["snapshots"]}
 

@@ -19,31 +19,34 @@ import sys
 from pathlib import Path
 
 # `python train/run.py` puts train/ first on the path, where modules such as data.py could hide others of that name.
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if Path(sys.path[0]) == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-import hydra  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from hydra.types import RunMode  # noqa: E402
-from omegaconf import DictConfig, open_dict  # noqa: E402
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from train import Refusal
+from train.folder import open_run, skip_finished
+from train.settings import check_device, check_overrides, check_settings, run_name
+from train.sweeps import keep_failure
+from train.system import choose_device, set_up_torch
 
 
 def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
     """Train until the last step or a signal; returns 0, or the number of the signal."""
-    from train.folder import open_run
-    from train.settings import check_settings, run_name
-    from train.system import choose_device, set_up_torch
-
-    with open_dict(settings):
-        settings.device = choose_device(settings.device)
     check_settings(settings)
-    set_up_torch(settings.threads)
-    folder = open_run(settings, command)
-    if folder is None:
-        print(f"{settings.runs_dir}/{run_name(settings)} is finished: skipped", flush=True)
+    shown = Path(settings.runs_dir) / run_name(settings)
+    if skip_finished(shown, settings, command):  # before anything slow is imported
+        print(f"{shown} is finished: skipped", flush=True)
         return 0
-    shown = Path(settings.runs_dir) / folder.name
+    settings.device = choose_device(settings.device)
+    check_device(settings.attn.name, settings.precision.name, settings.device)
+    set_up_torch(settings.threads)
+    folder = open_run(shown, settings)
     with folder, contextlib.chdir(folder.path):
-        from train.fit import fit
+        from train.fit import fit  # imports Lightning and diffusers: seconds that a refusal should not cost
 
         stopped, loss = fit(settings, folder, sweep)
     if stopped:
@@ -55,14 +58,10 @@ def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
 
 @hydra.main(config_path="../conf", config_name="config", version_base="1.3")
 def main(settings: DictConfig) -> None:
-    from train.settings import Refusal, run_name
-
     job = HydraConfig.get()
     words = [word for word in job.overrides.task if not word.startswith(("steps=", "continue_from=", "finished="))]
     command = " ".join(["python train/run.py", *words])
     if job.mode == RunMode.MULTIRUN:
-        from train.sweeps import keep_failure
-
         try:
             number = train(settings, command, sweep=True)
             if number:
@@ -81,8 +80,6 @@ def main(settings: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    from train.settings import Refusal, check_overrides
-
     try:
         check_overrides(sys.argv[1:])
     except Refusal as refusal:

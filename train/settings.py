@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from train import Refusal
 from train.system import PROJECT
 
 CONF = PROJECT / "conf"
@@ -26,10 +27,6 @@ CHOICES = {
 POSITIVE = ("steps", "batch_size", "threads", "snapshots.every", "log_every", "sampling.steps")
 # Settings that say where a run goes or what is reported on the way, and change nothing that it computes.
 ELSEWHERE = ("runs_dir", "finished", "continue_from", "logger.mode", "logger.project")
-
-
-class Refusal(ValueError):
-    """A request that cannot be met, in one sentence for the user."""
 
 
 def flat(node: DictConfig | dict) -> dict[str, object]:
@@ -83,7 +80,7 @@ def run_name(settings: DictConfig) -> str:
 
 
 def check_settings(settings: DictConfig) -> None:
-    """Raise Refusal for a value that is not allowed, or that this device cannot do."""
+    """Raise Refusal for a value that is not allowed."""
     values = flat(settings)
     for key, allowed in CHOICES.items():
         if key in values and values[key] not in allowed:
@@ -99,8 +96,11 @@ def check_settings(settings: DictConfig) -> None:
             raise Refusal(f"{key}={value} is not allowed; use a number of at least 0")
     if not 0 <= values.get("data.caption_dropout", 0) <= 1:
         raise Refusal(f"data.caption_dropout={values['data.caption_dropout']} is no probability; use 0 to 1")
-    attn, precision = settings.attn.name, settings.precision.name
-    if settings.device == "cuda" and attn == "flash" and precision == "fp32":
+
+
+def check_device(attn: str, precision: str, device: str) -> None:
+    """Raise Refusal for what this device, "cpu" or "cuda", cannot do."""
+    if device == "cuda" and attn == "flash" and precision == "fp32":
         raise Refusal("attn=flash on CUDA takes bf16, got precision=fp32; use attn=baseline for fp32")
 
 

@@ -11,8 +11,8 @@ import lightning.pytorch as pl
 import torch
 from safetensors.torch import save_file
 
+from train import Refusal
 from train.folder import RunFolder
-from train.settings import Refusal
 
 KEPT_CHECKPOINTS = 2  # the newest, and one before it in case the newest is damaged
 

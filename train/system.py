@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from train import Refusal
+
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "lightning", "diffusers", "transformers", "tokenizers", "safetensors", "numpy", "wandb")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -36,7 +38,7 @@ def choose_device(requested: str) -> str:
 
     Raises
     ------
-    ValueError
+    Refusal
         If CUDA is asked for where there is none, or the device is unknown.
     """
     import torch
@@ -44,9 +46,9 @@ def choose_device(requested: str) -> str:
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if requested == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda was asked for, but PyTorch finds no CUDA device; use device=auto or cpu")
+        raise Refusal("device=cuda was asked for, but PyTorch finds no CUDA device; use device=auto or cpu")
     if requested not in ("cpu", "cuda"):
-        raise ValueError(f"device={requested} is unknown; use auto, cpu or cuda")
+        raise Refusal(f"device={requested} is unknown; use auto, cpu or cuda")
     return requested
 
 

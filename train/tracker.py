@@ -13,8 +13,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from train import Refusal
 from train.folder import RunFolder
-from train.settings import Refusal
 
 
 class Tracker:
