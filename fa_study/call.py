@@ -71,7 +71,7 @@ class Call:
         self.shapes, self.features, self.exp, self.probability_scale = shapes, features, exp, probability_scale
         self.key_offset, self.generator = key_offset, generator
         self.sites = Sites(policy, policy.carrier, generator, counting=True)
-        q, k, v = (self._round_input(x) for x in (q, k, v))
+        q, k, v = (self.round_input(x) for x in (q, k, v))
         self.finite_qk = bool(q.isfinite().all() and k.isfinite().all())
         self.finite_v = bool(v.isfinite().all())
 
@@ -105,12 +105,14 @@ class Call:
         self.k = padded(k.to(self.carrier).reshape(s.B * s.Hkv, s.S, s.D), s.S, self.D)
         self.v = padded(v.to(self.carrier).reshape(s.B * s.Hkv, s.S, s.Dv), s.S, self.Dv)
         self._buffer: Tensor | None = None
+        # The backward pass needs the capped scores before the bias.
+        self.keep_capped, self.capped = False, None
 
     @property
     def policy(self) -> RoundingPolicy:
         return self.sites.policy
 
-    def _round_input(self, x: Tensor) -> Tensor:
+    def round_input(self, x: Tensor) -> Tensor:
         # Rounding from the given dtype, never by way of a narrower carrier, which would round twice.
         wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
         if self.policy.carrier == torch.float64:
@@ -163,6 +165,7 @@ class Call:
         if f.softcap is not None:
             s = self._narrow(self._wide(s).div(f.softcap).tanh_().mul_(f.softcap))
             s = sites("scores", s, dead, R)
+            self.capped = s.clone() if self.keep_capped else None
         if bias is not None:
             wide = self._wide(s)
             s = sites("scores", self._narrow(wide + bias.to(wide.dtype)), dead, R)
@@ -249,10 +252,9 @@ class Call:
 
 
 def _smallest(x: Tensor) -> float:
-    """The smallest magnitude other than 0."""
+    """The smallest magnitude other than 0, at most 1."""
     size = x.abs()
-    size = size[size > 0]
-    return float(size.min()) if size.numel() else 1.0
+    return float(size.masked_fill_(size == 0, 1.0).amin().clamp(max=1.0)) if size.numel() else 1.0
 
 
 def _is_uniform(policy: RoundingPolicy, rounding: Rounding) -> bool:
