@@ -1,7 +1,7 @@
 """Attention that says where every bit was lost. Every rounding site is a field of a `RoundingPolicy`.
 
 `baseline_attention` is written out over whole rows, `flash_attention` goes tile by tile (FlashAttention 1, 2 and 4),
-`golden_attention` is the truth in float64; `merge_attention` joins results over parts of the keys, `attention_gradients`
+`golden_attention` is the truth in float64; `merge_attention` joins results over parts of keys, `attention_gradients`
 is the backward pass, and `tiled_attention` the differentiable form that models train with. The plain loop that defines
 what they compute is `fa_study.reference`.
 """
