@@ -68,6 +68,7 @@ def test_damaged_files_give_an_error_or_the_right_answer(tmp_path, kind):
             outcomes["refused"] += 1
         else:
             expected = oracle(kind, changed, intact)
+            assert expected is not None or kind == "legacy", "read what the format's own reader refuses"
             if expected is not None:
                 for name, tensor in found.items():
                     # A part of the pickle that is no tensor may have lost its name or its type, the values may not.
