@@ -1,0 +1,75 @@
+"""Names of runs, and what is said about options that do not exist or cannot be."""
+
+import pytest
+from tiny_runs import compose_settings
+
+from train import Refusal
+from train.settings import check_device, check_overrides, check_settings, run_name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (("attn=flash", "precision=bf16", "seed=2"), "flash-bf16-dit-s2"),
+        (("model=unet",), "baseline-fp32-unet-s0"),
+        (("steps=60",), "baseline-fp32-dit-s0-steps60"),
+        (("experiment=demo",), "baseline-fp32-dit-s0-steps100-every20-size_tiny"),
+        (("data_seed=3", "threads=2"), "baseline-fp32-dit-s0-data_seed3-threads2"),
+        (("sampling.steps=5",), "baseline-fp32-dit-s0-sampling.steps5"),
+        # what changes no result changes no name
+        (("logger.mode=disabled", "runs_dir=elsewhere", "finished=skip", "device=cpu"), "baseline-fp32-dit-s0"),
+    ],
+)
+def test_name_follows_from_the_settings(overrides, name):
+    assert run_name(compose_settings(*overrides)) == name
+
+
+def test_the_demonstration_names_the_same_folder_by_experiment_or_by_hand():
+    by_hand = compose_settings("model.size=tiny", "steps=100", "snapshots.every=20")
+    assert run_name(compose_settings("experiment=demo")) == run_name(by_hand)
+
+
+@pytest.mark.parametrize("words", ["stpes=60", "+stpes=60", "optimizer.learning_rate=1", "model.sise=tiny"])
+def test_an_unknown_option_lists_the_known_ones(words):
+    with pytest.raises(Refusal, match=r"there is no option .*optimizer\.lr.*snapshots\.every.*steps"):
+        check_overrides(["attn=flash", words])
+
+
+def test_an_unknown_option_suggests_the_nearest():
+    with pytest.raises(Refusal, match=r"did you mean steps\?"):
+        check_overrides(["stpes=60"])
+
+
+def test_an_unknown_choice_lists_the_choices_also_within_a_sweep():
+    with pytest.raises(Refusal, match=r"attn=flush is unknown; use .*baseline.*flash"):
+        check_overrides(["-m", "attn=baseline,flush"])
+
+
+def test_known_options_and_hydras_own_pass():
+    check_overrides(["-m", "attn=baseline,flash", "optimizer.lr=0.1", "experiment=demo", "hydra.launcher.n_jobs=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("device=mps", "device=mps is unknown; use auto, cpu or cuda"),
+        ("data.pixels=20", "data.pixels=20 is unknown; use 16, 32 or 64"),
+        ("model.size=huge", "use tiny, small or base"),
+        ("logger.mode=on", "use online, offline or disabled"),
+        ("steps=0", "steps=0 is no count"),
+        ("steps=1.5", "steps=1.5 is no count"),
+        ("seed=-1", "seed=-1 is not allowed"),
+        ("optimizer.lr=fast", "optimizer.lr=fast is not allowed"),
+        ("data.caption_dropout=2", "is no probability"),
+    ],
+)
+def test_bad_values_are_refused_in_a_sentence(override, message):
+    with pytest.raises(Refusal, match=message) as caught:
+        check_settings(compose_settings(override))
+    assert "\n" not in str(caught.value)
+
+
+def test_flash_in_fp32_is_refused_on_cuda_only():
+    check_device("flash", "fp32", "cpu")
+    with pytest.raises(Refusal, match=r"attn=flash on CUDA takes bf16.*attn=baseline"):
+        check_device("flash", "fp32", "cuda")
