@@ -1,0 +1,74 @@
+"""`python -m fa_study.experiments [NAME ...]`: make the stored tables again, all or those named.
+
+An interrupted run goes on where it stopped. One thread, because bits depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+
+from fa_study.experiments.attribution import ATTRIBUTION
+from fa_study.experiments.blocks import BLOCKS
+from fa_study.experiments.control import CONTROL
+from fa_study.experiments.formats import FORMATS
+from fa_study.experiments.fp8 import FP8
+from fa_study.experiments.law import LAW
+from fa_study.experiments.lengths import LENGTHS
+from fa_study.experiments.sweep import Sweep, forget_cells, run_sweep
+from fa_study.experiments.ten_times import TEN_TIMES
+from fa_study.tables import DATA, read_manifest, write_table
+
+# Table -> how it is made. A further table is a further line.
+TABLES: dict[str, Sweep] = {
+    "fig03_formats.parquet": FORMATS,
+    "fig03_fp8.parquet": FP8,
+    "fig05_lengths.parquet": LENGTHS,
+    "fig06_blocks.parquet": BLOCKS,
+    "ten_times.parquet": TEN_TIMES,
+    "control.parquet": CONTROL,
+    "law.parquet": LAW,
+    "attribution.parquet": ATTRIBUTION,
+}
+
+
+def expected_time(names: list[str]) -> str:
+    """What the manifest remembers of how long the tables took, as a sentence."""
+    manifest = read_manifest()
+    known = {name: manifest[name]["seconds"] for name in names if "seconds" in manifest.get(name, {})}
+    text = ", ".join(f"{name} {seconds / 60:.1f} min" for name, seconds in known.items())
+    unknown = [name for name in names if name not in known]
+    return (
+        f"Expected on a machine like the manifest's, one thread: {sum(known.values()) / 60:.0f} min"
+        + (f" ({text})" if text else "")
+        + (f"; unknown: {', '.join(unknown)}" if unknown else "")
+        + "."
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fa_study.experiments", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TABLES)}; all if none is given")
+    names = parser.parse_args(arguments).names or list(TABLES)
+    unknown = [name for name in names if name not in TABLES]
+    if unknown:
+        parser.error(f"unknown table {unknown[0]}: use {', '.join(TABLES)}")
+    torch.set_num_threads(1)
+    print(expected_time(names), flush=True)
+    for name in names:
+        sweep, start = TABLES[name], time.process_time()
+        frame = run_sweep(name, sweep)
+        # The time of a run that was resumed says nothing about a whole one.
+        seconds = round(time.process_time() - start)
+        command = f"python -m fa_study.experiments {name}"
+        path = write_table(frame, name, command=command, seeds=sweep.seeds, seconds=seconds)
+        forget_cells(name)
+        print(f"{path.relative_to(DATA.parents[1])}: {len(frame)} rows, {seconds} s of processor time", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
