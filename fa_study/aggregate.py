@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import joblib
 import pandas as pd
+import torch
 
-from fa_study.metrics import METRICS, Comparison, compare
+from fa_study.metrics import COUNT_METRICS, METRICS, Comparison, compare
 from fa_study.names import ZERO_GRADIENT, group_of, merge_ties, plain_names
 from fa_study.pool import Pool
 from fa_study.values import flatten
@@ -66,8 +67,8 @@ def weight_distances(
         `average` is "mean", "weighted" or "pooled" (`fa_study.pool`); "only_a", "only_b" or "shape_differs" for what
         could not be compared. Other columns: name, group, dtype_a, dtype_b, numel, zero_gradient, tied (further names
         of the same tensor) and every name in `METRICS` (`fa_study.metrics`). Integer and boolean buffers and empty
-        tensors have rows but take no part in aggregates. The pooled wasserstein is NaN where more than 2^25 values
-        wider than 16 bits would have to be kept in memory.
+        tensors have rows but take no part in aggregates; what could not be compared has counts of 0. The pooled
+        wasserstein is NaN where more than 2^25 values wider than 16 bits would have to be kept in memory.
 
     Raises
     ------
@@ -120,6 +121,8 @@ def weight_distances(
     for column, filler in (("group", ""), ("average", ""), ("dtype_a", ""), ("dtype_b", ""), ("tied", "")):
         frame[column] = frame[column].astype(object).where(frame[column].notna(), filler).astype(str)
     frame["zero_gradient"] = frame["zero_gradient"].eq(True)
+    for column in ("numel", *COUNT_METRICS):
+        frame[column] = frame[column].fillna(0).astype("int64")
     return frame
 
 
@@ -150,7 +153,7 @@ def _ties(weights: Mapping, stored: Mapping[str, str]) -> dict[str, str]:
     tied = {}
     for name, key in stored.items():
         tensor = weights[key]
-        if hasattr(tensor, "untyped_storage") and tensor.numel():
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and tensor.numel():
             place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
             if first.setdefault(place, name) != name:
                 tied[name] = first[place]

@@ -10,6 +10,7 @@ Exit codes: 0 compared, 1 user error, 2 a --fail-above threshold was exceeded.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -153,7 +154,9 @@ def _write(frame: pd.DataFrame, args: argparse.Namespace) -> None:
     if args.parquet:
         frame.to_parquet(args.parquet, index=False)
     if args.json:
-        frame.to_json(args.json, orient="records", indent=1, double_precision=15)
+        # pandas' own writer rounds to 15 digits; JSON knows neither NaN nor infinity.
+        records = frame.astype(object).where(frame.notna() & ~frame.isin([float("inf"), float("-inf")]), None)
+        args.json.write_text(json.dumps(records.to_dict("records"), indent=1, allow_nan=False))
     if args.chart:
         from fa_study.compare_chart import comparison_chart, save_chart  # altair takes a second to import
 
