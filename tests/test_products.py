@@ -8,7 +8,7 @@ import torch
 from float_checks import assert_same
 
 from fa_study.formats import round_to
-from fa_study.products import matmul
+from fa_study.products import bf16_bmm, matmul
 from fa_study.rounding import Accumulation
 
 HOPPER_FP8 = Accumulation("e8m13:toward_zero", every=32, promote=128)
@@ -53,9 +53,9 @@ def by_hand(a: np.ndarray, b: np.ndarray, accumulation: Accumulation) -> float:
     ids=str,
 )
 def test_sums_equal_a_loop_over_the_terms(accumulation):
-    a, b = operands((5, 300), (300, 3))
+    a, b = operands((3, 300), (300, 2))
     got = matmul(a, b, accumulation)
-    want = [[by_hand(a[i].numpy(), b[:, j].numpy(), accumulation) for j in range(3)] for i in range(5)]
+    want = [[by_hand(a[i].numpy(), b[:, j].numpy(), accumulation) for j in range(2)] for i in range(3)]
     assert_same(got, torch.tensor(want))
     assert_same(matmul(a.double(), b.double(), accumulation), torch.tensor(want, dtype=torch.float64))
 
@@ -121,3 +121,42 @@ def test_infinities_and_nan_flow():
     a = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [3e38, 3e38]])
     got = matmul(a, torch.tensor([[1.0], [1.0]]), Accumulation("bf16", every=1))
     assert got[0].item() == torch.inf and got[1].isnan() and got[2].item() == torch.inf
+
+
+def amx_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Sums as AMX tiles take them: per 32 terms one chain over the even and one over the odd ones."""
+    total = torch.zeros(*a.shape[:-1], b.shape[-1])
+    for start in range(0, a.shape[-1], 32):
+        chains = [torch.zeros_like(total), torch.zeros_like(total)]
+        for k in range(start, min(start + 32, a.shape[-1])):
+            # In float64 product and sum are exact here, but for one rounding.
+            wide = a[..., k, None].double() * b[..., k, None, :].double() + chains[k % 2].double()
+            chains[k % 2] = wide.float()
+        total = total + (chains[0] + chains[1])
+    return total
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="needs AMX")
+@pytest.mark.parametrize("terms", [1, 8, 16, 59, 64, 300])
+def test_bf16_products_add_in_one_order_whatever_the_shape(terms):
+    a, b = operands((2, 37, terms), (2, terms, 50))
+    got = bf16_bmm(a, b)
+    assert_same(got, amx_order(a, b))
+    for rows in (1, 2, 7, 16, 17):
+        assert_same(bf16_bmm(a[:, :rows], b[..., 5 : 5 + rows]), got[:, :rows, 5 : 5 + rows])
+    padded = bf16_bmm(torch.nn.functional.pad(a, (0, 21)), torch.nn.functional.pad(b, (0, 0, 0, 21)))
+    assert_same(padded, got)
+    assert_same(bf16_bmm(a.mT.contiguous().mT, b.mT.contiguous().mT), got)
+    assert_same(bf16_bmm(a[1:], b[1:]), got[1:])
+    assert terms < 59 or not torch.equal(got, a @ b)
+
+
+def test_bf16_products_leave_the_precision_of_others_alone():
+    a, b = operands((1, 64, 64), (1, 64, 64), fmt="fp32")
+    before, plain = torch.backends.mkldnn.matmul.fp32_precision, a @ b
+    out = torch.empty(1, 64, 64)
+    got = bf16_bmm(a, b, out=out)
+    torch.testing.assert_close(got, plain, rtol=0.02, atol=0.2)
+    assert got.data_ptr() == out.data_ptr()
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert_same(a @ b, plain)
