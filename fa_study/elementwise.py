@@ -116,10 +116,10 @@ def pair_sums(a: Flat, b: Flat, *, ulp: bool = True) -> PairSums:
     same_type = a.dtype == b.dtype
     e_a, e_b, e_d = _exponents(a, b)
     parts, equal, pairs, max_d, max_ulp = [], 0, 0, 0.0, 0
-    work = np.empty((2, min(BLOCK, len(a))))
+    work = np.empty((4, min(BLOCK, len(a))))
     with np.errstate(over="ignore", invalid="ignore"):
         for block_a, block_b in zip(blocks(a), blocks(b)):
-            x, y = block_a.float64(), block_b.float64()
+            x, y = block_a.float64(work[2]), block_b.float64(work[3])
             same = block_a.codes == block_b.codes if same_type else x == y
             d = np.subtract(x, y, out=work[0, : len(x)])
             size = np.abs(d, out=work[1, : len(x)])
@@ -180,7 +180,5 @@ def _fsum(column: tuple[float, ...]) -> float:
 def largest_step(a: Flat, b: Flat) -> int:
     """The largest number of representable values between the two of a pair, of the same dtype."""
     x, y = a.order(), b.order()
-    if x.dtype.itemsize < 8:
-        return int(np.abs(x - y).max(initial=0))
-    # Signed differences of 64-bit integers can wrap; as unsigned ones they are right.
-    return int(np.where(x > y, x - y, y - x).view(np.uint64).max(initial=0))
+    # A signed difference can wrap around; read as unsigned it is right.
+    return int((np.maximum(x, y) - np.minimum(x, y)).view(a.codes.dtype).max(initial=0))

@@ -15,6 +15,7 @@ import torch
 
 BLOCK = 32_768
 _CODE_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_NUMPY_FLOATS = {torch.float32: np.float32, torch.float64: np.float64}
 _PACKED = tuple(getattr(torch, name) for name in ("float4_e2m1fn_x2",) if hasattr(torch, name))
 
 
@@ -50,30 +51,31 @@ class Flat:
             return np.concatenate([block.float64().astype(np.float32) for block in blocks(self)] or [np.empty(0, "f4")])
         return self.float64()
 
-    def float64(self) -> np.ndarray:
-        """The exact values as float64 (64-bit integers above 2^53 are rounded)."""
-        if self.dtype == torch.float32:
-            return self.codes.view(np.float32).astype(np.float64)
-        if self.dtype == torch.float64:
+    def float64(self, out: np.ndarray | None = None) -> np.ndarray:
+        """The exact values as float64 (64-bit integers above 2^53 are rounded), in `out` if it is given."""
+        if self.dtype == torch.float64 and out is None:
             return self.codes.view(np.float64)
+        out = np.empty(len(self)) if out is None else out[: len(self)]
+        if self.dtype in _NUMPY_FLOATS:
+            out[:] = self.codes.view(_NUMPY_FLOATS[self.dtype])
+            return out
         # from_numpy warns about read-only arrays, such as memory-mapped ones: those few bytes are copied.
         tensor = torch.from_numpy(np.require(self.codes, requirements="W")).view(self.dtype)
-        return (tensor.float() if self.codes.itemsize == 1 and self.is_float else tensor).double().numpy()
+        torch.from_numpy(out).copy_(tensor.float() if self.codes.itemsize == 1 and self.is_float else tensor)
+        return out
 
     def order(self) -> np.ndarray:
-        """Integers that count representable values: neighbours differ by one, and +0 and -0 are both 0."""
+        """Integers, as wide as the codes, that count representable values: neighbours differ by 1, +0 and -0 are 0."""
         codes = self.codes
-        if self.dtype == torch.bool or not (self.is_float or self.dtype.is_signed):
-            return codes.astype(np.int64) if codes.itemsize < 8 else codes
-        if self.is_float and torch.finfo(self.dtype).min >= 0:  # float8_e8m0fnu has no sign
-            return codes.astype(np.int64)
+        signless = self.is_float and torch.finfo(self.dtype).min >= 0  # float8_e8m0fnu
+        if self.dtype == torch.bool or signless or not (self.is_float or self.dtype.is_signed):
+            return codes
         signed = codes.view(codes.dtype.str.replace("u", "i"))
         if not self.is_float:
-            return signed.astype(np.int64)
-        wide = signed if codes.itemsize == 8 else signed.astype(np.int32 if codes.itemsize < 4 else np.int64)
-        sign = wide >> (wide.itemsize * 8 - 1)
-        top = wide.dtype.type((1 << (codes.itemsize * 8 - 1)) - 1)
-        return ((wide & top) ^ sign) - sign
+            return signed
+        bits = 8 * codes.itemsize - 1
+        sign = signed >> bits
+        return ((signed & signed.dtype.type((1 << bits) - 1)) ^ sign) - sign
 
 
 def flatten(x: object) -> Flat:
