@@ -82,19 +82,21 @@ class Call:
         hooked = hooked or callable(exp) or not (self.finite_qk and self.finite_v)
         risky = hooked or overflow_possible(policy, raw, score, value, shapes.S, growth, probability_scale)
         self.sites.counting = risky
-        small = (
+        smallest_terms = (
             _smallest(q) * _smallest(k) * min(1.0, abs(features.scale)),
             _smallest(v) * math.exp(-2.1 * min(score, 400)),
         )
+        # Matrix units flush subnormal numbers to zero: they are used where none can occur.
+        units = not risky and q.device.type == "cpu" and min(smallest_terms) > 2.0**-100
+        self.narrow_scores = units and _within_bf16(policy.inputs)
+        self.narrow_values = self.narrow_scores and _within_bf16(policy.probabilities)
         self.native = (
-            not risky
+            units
             and 0 < native_width <= slab(torch.bfloat16)
             and round_up(shapes.D, 16) <= slab(torch.bfloat16)
             and exp == "exact"
             and probability_scale == 1
             and _is_uniform(policy, Rounding(BF16))
-            and q.device.type == "cpu"
-            and min(small) > 2.0**-120
         )
         if self.native:
             self.sites = Sites(policy, torch.bfloat16, generator, counting=False)
@@ -177,7 +179,7 @@ class Call:
         shape = (q.shape[0], q.shape[1], k.shape[1])
         if self._buffer is None or self._buffer.shape != shape:
             self._buffer = torch.empty(shape, dtype=self.carrier, device=q.device)
-        return product(q, k.mT, self.policy.products, self.generator, out=self._buffer)
+        return product(q, k.mT, self.policy.products, self.generator, self._buffer, self.narrow_scores)
 
     def _offset_keys(self, chunk: Chunk, keys: slice, W: int) -> tuple[Tensor, Tensor]:
         s = self.shapes
@@ -225,7 +227,7 @@ class Call:
         """The product of p (B, H, R, W) with a tile of V, as (B, H, R, Dv)."""
         v, flat = self.values(keys, W), self.flat(p)
         if self.finite_v or dead is None:
-            o = product(flat, v, self.policy.products, self.generator)
+            o = product(flat, v, self.policy.products, self.generator, narrow=self.narrow_values)
         else:
             o = masked_product(flat, v, self.flat(dead.expand(p.shape)), self.policy.products, self.generator)
         if self.probability_scale != 1:
@@ -255,6 +257,10 @@ def _smallest(x: Tensor) -> float:
     """The smallest magnitude other than 0, at most 1."""
     size = x.abs()
     return float(size.masked_fill_(size == 0, 1.0).amin().clamp(max=1.0)) if size.numel() else 1.0
+
+
+def _within_bf16(rounding: Rounding) -> bool:
+    return rounding.format.mantissa_bits <= BF16.mantissa_bits and rounding.format.exponent_bits <= BF16.exponent_bits
 
 
 def _is_uniform(policy: RoundingPolicy, rounding: Rounding) -> bool:

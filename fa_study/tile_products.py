@@ -8,6 +8,9 @@ into slabs here, in a fixed order. The tests of the bit rules hold these choices
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -25,9 +28,25 @@ def tile_width(keys: int) -> int:
     return 16 if keys <= 16 else 32 if keys <= 32 else round_up(keys, 64)
 
 
-def slab(dtype: torch.dtype) -> int:
+def slab(dtype: torch.dtype, narrow: bool = False) -> int:
     """Number of terms up to which a native product adds in an order that does not depend on the other sizes."""
-    return 128 if dtype == torch.float64 else 256
+    return 512 if narrow else 128 if dtype == torch.float64 else 256
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """PyTorch's own setting for float32 products on the CPU, whatever the user chose: "ieee", or "bf16" for operands
+    that are BF16 values anyway, whose FP32 sums the matrix units then compute, several times faster."""
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+    if before == precision:
+        yield
+        return
+    setting.fp32_precision = precision
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before
 
 
 def padded(x: Tensor, rows: int, columns: int) -> Tensor:
@@ -44,14 +63,21 @@ def product(
     accumulation: Accumulation,
     generator: torch.Generator | None = None,
     out: Tensor | None = None,
+    narrow: bool = False,
 ) -> Tensor:
-    """a (N, M, K) times b (N, K, P), sums kept as `accumulation` says; `out` is a buffer that may be used."""
+    """a (N, M, K) times b (N, K, P), sums kept as `accumulation` says; `out` is a buffer that may be used.
+
+    narrow: all values are BF16 values, and neither they nor their products are subnormal (matrix units flush those).
+    """
     if a.dtype != torch.bfloat16 and not accumulation.is_native(a.dtype):
         return matmul(a, b, accumulation, generator)
-    terms, step = a.shape[-1], slab(a.dtype)
-    total = torch.bmm(a[..., :step], b[:, :step], out=out)
-    for start in range(step, terms, step):
-        total += torch.bmm(a[..., start : start + step], b[:, start : start + step])
+    # The smallest products never reach the matrix units; whether one is so small must not depend on rows and heads.
+    narrow = narrow and a.dtype == torch.float32 and a.shape[-1] * b.shape[-1] > 256
+    terms, step = a.shape[-1], slab(a.dtype, narrow)
+    with float32_products("bf16" if narrow else "ieee"):
+        total = torch.bmm(a[..., :step], b[:, :step], out=out)
+        for start in range(step, terms, step):
+            total += torch.bmm(a[..., start : start + step], b[:, start : start + step])
     return total
 
 
