@@ -12,12 +12,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 
 from fa_study.attention import flash_attention, golden_attention
 from fa_study.experiments.compare import ROWS, SEEDS, rms_per_seed
 from fa_study.experiments.errors import difference, error_rows
 from fa_study.experiments.inputs import draw
+from fa_study.experiments.slopes import log_slopes
 from fa_study.experiments.sweep import Sweep
 from fa_study.formats import BF16, round_to
 from fa_study.rounding import RoundingPolicy
@@ -77,15 +77,10 @@ def prediction(T: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def fitted_exponents(frame: pd.DataFrame, *, T_from: int, T_to: int) -> pd.DataFrame:
-    """Exponent of error ~ T^exponent between two T: mean over the seeds of per-seed fits, with a 95 % interval."""
+    """Exponent of error ~ T^exponent between two T, with its 95 % interval, per setting."""
     shown = frame[frame["T"].between(T_from, T_to)]
-    by = ["algorithm", "distribution", "varied", "rounding"]
-    rows = []
-    for key, group in shown.groupby(by):
-        slopes = [np.polyfit(np.log(g["T"]), np.log(g["rms"] / g["unit"]), 1)[0] for _, g in group.groupby("seed")]
-        low, high = stats.t.interval(0.95, len(slopes) - 1, np.mean(slopes), stats.sem(slopes))
-        rows.append(dict(zip(by, key)) | {"exponent": np.mean(slopes), "low": low, "high": high})
-    return pd.DataFrame(rows)
+    shown = shown.assign(error=shown["rms"] / shown["unit"])
+    return log_slopes(shown, "T", "error", ["algorithm", "distribution", "varied", "rounding"])
 
 
 def bias_share(frame: pd.DataFrame) -> pd.DataFrame:

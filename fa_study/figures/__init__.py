@@ -1,16 +1,34 @@
 """The charts of the book: one theme, one colour per meaning, and a function per figure (table in, Altair chart out)."""
 
+from fa_study.figures.attribution import site_bars
+from fa_study.figures.blocks import blocks, rescalings
 from fa_study.figures.design import micro_benchmark
+from fa_study.figures.formats import against_golden, by_format, by_width, fp8
+from fa_study.figures.law import bias, law
+from fa_study.figures.lengths import lengths
 from fa_study.figures.samples import samples
+from fa_study.figures.ten_times import control, heat_map
 from fa_study.figures.theme import COLOURS, register_theme, use_book_renderer
 from fa_study.figures.tiling import tiling
 from fa_study.figures.weights import weight_differences
 
 __all__ = [
     "COLOURS",
+    "against_golden",
+    "bias",
+    "blocks",
+    "by_format",
+    "by_width",
+    "control",
+    "fp8",
+    "heat_map",
+    "law",
+    "lengths",
     "micro_benchmark",
     "register_theme",
+    "rescalings",
     "samples",
+    "site_bars",
     "tiling",
     "use_book_renderer",
     "weight_differences",

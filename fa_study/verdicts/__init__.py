@@ -3,7 +3,24 @@
 Each function takes a figure's table and returns a `Verdict`, which a page shows and whose `holds` a test checks.
 """
 
+from fa_study.verdicts.microbenchmark import (
+    block_size_verdict,
+    format_verdict,
+    length_verdict,
+    square_verdict,
+    swap_verdict,
+    ten_times_verdict,
+)
 from fa_study.verdicts.verdict import Verdict
 from fa_study.verdicts.weights import drift_verdict
 
-__all__ = ["Verdict", "drift_verdict"]
+__all__ = [
+    "Verdict",
+    "block_size_verdict",
+    "drift_verdict",
+    "format_verdict",
+    "length_verdict",
+    "square_verdict",
+    "swap_verdict",
+    "ten_times_verdict",
+]
