@@ -5,7 +5,7 @@ import torch
 from diffusers.models.attention_processor import Attention
 from tiny_runs import compose_settings
 
-from train.attention import attention_layers, baseline, sdpa_flash
+from train.attention import attention_layers, baseline, sdpa
 from train.data import load_emoji
 from train.module import TextToImage
 from train.operators import record_operators, rescalings_per_row
@@ -82,7 +82,7 @@ def test_a_mask_is_refused():
 
 def test_flash_differs_from_baseline_by_rounding_only():
     q, k, v = qkv(torch.bfloat16)
-    a, b = baseline(q, k, v), sdpa_flash(q, k, v)
+    a, b = baseline(q, k, v), sdpa("flash")(q, k, v)
     exact = torch.softmax(q.double() @ k.double().mT / 8, -1) @ v.double()
     assert not torch.equal(a, b)
     assert (b.double() - exact).norm() <= 2 * (a.double() - exact).norm()

@@ -4,7 +4,7 @@ import pytest
 from tiny_runs import compose_settings
 
 from train import Refusal
-from train.settings import check_device, check_overrides, check_settings, run_name
+from train.settings import check_overrides, check_settings, run_name
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,3 @@ def test_bad_values_are_refused_in_a_sentence(override, message):
     with pytest.raises(Refusal, match=message) as caught:
         check_settings(compose_settings(override))
     assert "\n" not in str(caught.value)
-
-
-def test_flash_in_fp32_is_refused_on_cuda_only():
-    check_device("flash", "fp32", "cpu")
-    with pytest.raises(Refusal, match=r"attn=flash on CUDA takes bf16.*attn=baseline"):
-        check_device("flash", "fp32", "cuda")

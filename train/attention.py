@@ -9,7 +9,6 @@ padding tokens of a caption are attended to, as in Stable Diffusion, because the
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -17,8 +16,6 @@ import torch.nn.functional as F
 from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from train import Refusal
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -34,10 +31,15 @@ def baseline(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.matmul(probabilities.to(v.dtype), v)
 
 
-def sdpa_flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """PyTorch's flash kernel of the device, or an error: no other backend is allowed in its place."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v)
+def sdpa(backend: str) -> Attend:
+    """PyTorch's attention held to one backend (math, flash, efficient, cudnn): an error where that one cannot run."""
+    only = SDPBackend.MATH if backend == "math" else getattr(SDPBackend, f"{backend}_attention".upper())
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(only):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    return attend
 
 
 def flash_attn_package(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -45,22 +47,6 @@ def flash_attn_package(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from flash_attn import flash_attn_func
 
     return flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
-
-
-def attention_function(name: str, device: str) -> Attend:
-    """The arm's function on a device.
-
-    Raises
-    ------
-    Refusal
-        If the arm is unknown.
-    """
-    if name == "baseline":
-        return baseline
-    if name == "flash":
-        has_package = device == "cuda" and importlib.util.find_spec("flash_attn") is not None
-        return flash_attn_package if has_package else sdpa_flash
-    raise Refusal(f"attn={name} is unknown; use baseline or flash")
 
 
 class Processor:

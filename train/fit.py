@@ -56,7 +56,7 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
     trainer = make_trainer(settings, [progress, Metrics(metrics, tracker, settings.log_every), snapshots, stop])
     finished = False
     try:
-        module.to(settings.device)
+        trainer.precision_plugin.convert_module(module).to(settings.device)
         with trainer.precision_plugin.forward_context():
             operators = record_operators(module)
         folder.update(data_sha256=data.sha256(), operators=operators)
@@ -66,6 +66,7 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
         if settings.sampling.count:
             captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(settings.sampling.count)]
             module.to(settings.device)
+            module.start_step(settings.steps)
             with trainer.precision_plugin.forward_context():
                 pictures = sample(module, captions, settings.sampling.steps, settings.sampling.guidance)
             path = save_grid(pictures, folder.path / "samples.png")

@@ -11,6 +11,8 @@ from torch import nn
 
 TEXT_WIDTH = {"tiny": 64, "small": 128, "base": 256}
 
+TWIN_SIZE = 1e-7
+
 # tokens' width, heads, blocks. Heads of 64 make the scale 1/8, a power of two, whose product rounds nothing.
 _DIT = {"tiny": (64, 1, 2), "small": (128, 2, 4), "base": (256, 4, 8)}
 # channels at full and at half resolution
@@ -84,11 +86,19 @@ def build_denoiser(name: str, size: str, pixels: int) -> nn.Module:
 
 
 def build_models(settings, tokenizer) -> tuple[nn.Module, nn.Module]:
-    """(text encoder, denoiser) with initial weights that depend on `settings.seed` alone."""
+    """(text encoder, denoiser) with initial weights that depend on `settings.seed` alone, or on `settings.twin` too.
+
+    A twin k >= 1 starts from all weights times 1 + 1e-7 N(0, 1), drawn with seed k: most of them move by one unit in
+    the last place of FP32 or not at all.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         text_encoder = build_text_encoder(
             settings.model.size, tokenizer.vocabulary, tokenizer.length, tokenizer.bos, tokenizer.eos, tokenizer.pad
         )
         denoiser = build_denoiser(settings.model.name, settings.model.size, settings.data.pixels)
+        if settings.twin:
+            torch.manual_seed(settings.twin)
+            for parameter in (*text_encoder.parameters(), *denoiser.parameters()):
+                parameter.data *= 1 + TWIN_SIZE * torch.randn_like(parameter)
     return text_encoder, denoiser

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from train.attention import attention_function, set_attention
+from train.arms import Tiled, attention_function
+from train.attention import set_attention
 from train.data import TIMESTEPS, Batch, CaptionedPictures
 from train.models import build_models
 
@@ -28,7 +29,8 @@ class TextToImage(pl.LightningModule):
         self.settings = settings
         self.data = data
         self.text_encoder, self.denoiser = build_models(settings, data.tokenizer)
-        set_attention(self.denoiser, attention_function(settings.attn.name, settings.device))
+        self.attend = attention_function(settings.attn, settings.precision.name, settings.device)
+        set_attention(self.denoiser, self.attend)
         self.schedule = DDPMScheduler(TIMESTEPS, beta_schedule="squaredcos_cap_v2", prediction_type="epsilon")
         self.measured: dict[str, Tensor] = {}
 
@@ -36,6 +38,11 @@ class TextToImage(pl.LightningModule):
         """Predicted noise (B, 3, P, P) for noisy pictures, their timesteps (B,) and caption tokens (B, T)."""
         states = self.text_encoder(input_ids=tokens).last_hidden_state
         return self.denoiser(noisy, encoder_hidden_states=states, timestep=timesteps).sample
+
+    def start_step(self, step: int) -> None:
+        """Set the random state of stochastic roundings, where the arm has any."""
+        if isinstance(self.attend, Tiled):
+            self.attend.start(self.settings.data_seed, step)
 
     def batch(self, step: int) -> Batch:
         """Batch number `step`, on the model's device."""
@@ -53,7 +60,11 @@ class TextToImage(pl.LightningModule):
 
     def training_step(self, _, batch_idx: int) -> Tensor:
         # Keyed by the number of steps done, not by what the loader yields: Lightning replays batches on resuming.
-        loss = self.loss(self.batch(self.trainer.global_step))
+        step = self.trainer.global_step
+        self.start_step(step)
+        batch = self.batch(step)
+        parts = [Batch(*part) for part in zip(*(tensor.chunk(self.settings.batch_split) for tensor in batch))]
+        loss = sum(self.loss(part) * (len(part.indices) / len(batch.indices)) for part in parts)
         self.measured["loss"] = loss.detach()
         return loss
 

@@ -13,22 +13,9 @@ from diffusers.models.attention_processor import Attention
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from train.arms import key_tile
 from train.attention import attention_layers
 from train.module import TextToImage
-
-FLASH_CPU_KEYS = 512  # keys that PyTorch's CPU flash kernel takes at a time
-
-
-def key_tile(attn: str, device: str, head_size: int) -> int | None:
-    """Keys per tile: None for an arm without tiles.
-
-    CUDA: the tile of FlashAttention 2's forward kernels without dropout (128 keys for heads up to 64, else 64).
-    """
-    if attn != "flash":
-        return None
-    if device == "cpu":
-        return FLASH_CPU_KEYS
-    return 128 if head_size <= 64 else 64
 
 
 def rescalings_per_row(q: Tensor, k: Tensor, tile: int) -> float:
@@ -83,13 +70,14 @@ def record_operators(module: TextToImage) -> list[dict]:
         processor.observer = lambda *call: calls.append(call)
     batch = module.batch(0)
     with torch.no_grad():
+        module.start_step(0)
         module(batch.pictures[:1].to(module.dtype), batch.timesteps[:1], batch.tokens[:1])
     for processor in processors.values():
         processor.observer = None
     rows = []
     for layer, q, k, v in calls:
         forward, backward = operators_of(layer.processor.attend, q, k, v)
-        tile = key_tile(settings.attn.name, q.device.type, q.shape[-1])
+        tile = key_tile(settings.attn, q.device.type, q.shape[-1])
         row = {
             "layer": names[id(layer)],
             "kind": "cross" if layer.is_cross_attention else "self",

@@ -28,8 +28,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from train import Refusal
+from train.arms import check_arm
 from train.folder import open_run, skip_finished
-from train.settings import check_device, check_overrides, check_settings, run_name
+from train.settings import check_overrides, check_settings, run_name
 from train.sweeps import keep_failure
 from train.system import choose_device, set_up_torch
 
@@ -42,7 +43,7 @@ def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
         print(f"{shown} is finished: skipped", flush=True)
         return 0
     settings.device = choose_device(settings.device)
-    check_device(settings.attn.name, settings.precision.name, settings.device)
+    check_arm(settings.attn, settings.precision.name, settings.device)
     set_up_torch(settings.threads)
     folder = open_run(shown, settings)
     with folder, contextlib.chdir(folder.path):

@@ -22,9 +22,15 @@ CHOICES = {
     "finished": ("refuse", "skip"),
     "model.size": ("tiny", "small", "base"),
     "data.pixels": (16, 32, 64),
+    "attn.algorithm": ("baseline", "fa1", "fa2", "fa4"),
+    "attn.policy": ("kernel", "torch_cpu", "eager", "uniform"),
+    "attn.exp": ("exact", "exp2_fma", "fexp_u20"),
+    "attn.backend": ("math", "flash", "efficient", "cudnn"),
     "logger.mode": ("online", "offline", "disabled"),
 }
-POSITIVE = ("steps", "batch_size", "threads", "snapshots.every", "log_every", "sampling.steps")
+POSITIVE = ("steps", "batch_size", "batch_split", "threads", "snapshots.every", "log_every", "sampling.steps")
+POSITIVE_OF_SOME_ARMS = ("attn.tile_rows", "attn.tile_keys")
+NATURAL = ("seed", "data_seed", "twin", "repeat", "sampling.count")
 # Settings that say where a run goes or what is reported on the way, and change nothing that it computes.
 ELSEWHERE = ("runs_dir", "finished", "continue_from", "logger.mode", "logger.project")
 
@@ -53,7 +59,7 @@ def defaults(chosen: dict[str, str]) -> dict[str, object]:
         del main[key]
     for group, choice in chosen.items():
         main[group] = OmegaConf.load(CONF / group / f"{choice}.yaml")
-    return {key: value for key, value in flat(main).items() if not isinstance(value, list)}
+    return flat(main)
 
 
 def results_settings(settings: DictConfig) -> dict[str, object]:
@@ -85,10 +91,10 @@ def check_settings(settings: DictConfig) -> None:
     for key, allowed in CHOICES.items():
         if key in values and values[key] not in allowed:
             raise Refusal(f"{key}={values[key]} is unknown; use {_listed(allowed)}")
-    for key in POSITIVE:
+    for key in (*POSITIVE, *(key for key in POSITIVE_OF_SOME_ARMS if key in values)):
         if not isinstance(values[key], int) or isinstance(values[key], bool) or values[key] < 1:
             raise Refusal(f"{key}={values[key]} is no count; use a whole number of at least 1")
-    for key in ("seed", "data_seed", "sampling.count"):
+    for key in NATURAL:
         if not isinstance(values[key], int) or values[key] < 0:
             raise Refusal(f"{key}={values[key]} is not allowed; use a whole number of at least 0")
     for key, value in flat({name: dict(settings[name]) for name in ("optimizer",)}).items():
@@ -96,12 +102,6 @@ def check_settings(settings: DictConfig) -> None:
             raise Refusal(f"{key}={value} is not allowed; use a number of at least 0")
     if not 0 <= values.get("data.caption_dropout", 0) <= 1:
         raise Refusal(f"data.caption_dropout={values['data.caption_dropout']} is no probability; use 0 to 1")
-
-
-def check_device(attn: str, precision: str, device: str) -> None:
-    """Raise Refusal for what this device, "cpu" or "cuda", cannot do."""
-    if device == "cuda" and attn == "flash" and precision == "fp32":
-        raise Refusal("attn=flash on CUDA takes bf16, got precision=fp32; use attn=baseline for fp32")
 
 
 def check_overrides(arguments: Sequence[str]) -> None:

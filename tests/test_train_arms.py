@@ -1,0 +1,192 @@
+"""Arms and precisions beyond the main four: what they compute, what a device cannot do, and the controls."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import TINY, compose_settings, train_here
+from torch import nn
+
+from fa_study.attention import flash_attention
+from fa_study.rounding import RoundingPolicy
+from train import Refusal
+from train.arms import Tiled, attention_function, check_arm, policy_of
+from train.attention import sdpa
+from train.data import load_data
+from train.module import TextToImage
+from train.operators import record_operators
+from train.precision import FP16ProductsInFP32, precision_plugin
+
+
+def attn(*overrides):
+    return compose_settings(*overrides).attn
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision", "device", "message"),
+    [
+        (["attn=flash"], "fp32", "cuda", "attn=flash on CUDA takes bf16, fp16, bf16_true, got precision=fp32"),
+        (["attn=flash"], "fp64", "cuda", "attn=tiled for fp64"),
+        (["attn=sdpa", "attn.backend=efficient"], "fp64", "cuda", "attn.backend=efficient on CUDA takes"),
+        (["attn=sdpa", "attn.backend=cudnn"], "bf16", "cpu", "attn.backend=cudnn needs CUDA"),
+        (["attn=baseline"], "tf32", "cpu", "precision=tf32 needs CUDA"),
+        (["attn=baseline"], "fp16_emulated", "cuda", "use precision=fp16"),
+        (["attn=sdpa"], "fp16_emulated", "cpu", "use attn=baseline, flash or tiled"),
+        (["attn=tiled", "attn.format=bf17"], "fp32", "cpu", "attn.format or attn.sites: .*bf17"),
+        (["attn=tiled", "attn.sites.sum=fp33"], "fp32", "cpu", "attn.format or attn.sites: .*fp33"),
+    ],
+)
+def test_what_a_device_cannot_do_is_refused_by_name(overrides, precision, device, message):
+    with pytest.raises(Refusal, match=message) as caught:
+        check_arm(attn(*overrides), precision, device)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_device_can_do_passes(device):
+    for overrides in (["attn=flash"], ["attn=baseline"], ["attn=tiled"], ["attn=sdpa"]):
+        check_arm(attn(*overrides), "bf16", device)
+    check_arm(attn("attn=sdpa", "attn.backend=efficient"), "fp32", "cuda")
+    check_arm(attn("attn=flash"), "fp32", "cpu")
+
+
+def test_policy_follows_policy_format_and_sites():
+    assert policy_of(attn("attn=tiled", "attn.policy=uniform", "attn.format=e8m10")) == RoundingPolicy.uniform("e8m10")
+    assert policy_of(attn("attn=tiled", "attn.sites.sum=fp16")) == RoundingPolicy.kernel("bf16").replace(sum="fp16")
+
+
+def qkv(dtype=torch.float32, keys=300):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 2, n, 32, generator=generator).to(dtype) for n in (64, keys, keys)]
+
+
+def test_tiled_is_the_emulation_with_its_gradients():
+    q, k, v = (x.requires_grad_() for x in qkv())
+    attend = attention_function(
+        attn("attn=tiled", "attn.policy=uniform", "attn.format=e8m10", "attn.tile_keys=32"), "fp32", "cpu"
+    )
+    out = attend(q, k, v)
+    expected = flash_attention(q, k, v, policy=RoundingPolicy.uniform("e8m10"), tile=(64, 32), algorithm="fa2").out
+    assert torch.equal(out, expected.detach())
+    out.sum().backward()
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    (torch.softmax(exact[0] @ exact[1].mT / 32**0.5, -1) @ exact[2]).sum().backward()
+    for ours, theirs in zip((q, k, v), exact):
+        error = (ours.grad - theirs.grad).norm() / max(theirs.grad.norm(), 1.0)
+        assert 0 < error < 0.02
+
+
+def test_stochastic_roundings_are_a_function_of_the_step():
+    attend = Tiled(RoundingPolicy.uniform("bf16:stochastic"), "fa2", (64, 64), "exact")
+    q, k, v = qkv()
+
+    def at(step):
+        attend.start(0, step)
+        return attend(q, k, v)
+
+    first = at(3)
+    assert torch.equal(first, at(3))
+    assert not torch.equal(first, at(4))
+
+
+def test_fp16_emulated_flash_is_the_cpu_kernel():
+    q, k, v = (x.requires_grad_() for x in qkv(torch.float16, keys=1024))
+    ours = attention_function(attn("attn=flash"), "fp16_emulated", "cpu")(q, k, v)
+    gradients = torch.autograd.grad(ours.float().square().sum(), (q, k, v))
+    theirs = sdpa("flash")(q, k, v)
+    expected = torch.autograd.grad(theirs.float().square().sum(), (q, k, v))
+    assert ours.dtype == torch.float16
+    assert (ours == theirs).double().mean() > 0.99
+    for a, b in zip(gradients, expected):
+        assert (a.float() - b.float()).norm() < 1e-3 * b.float().norm()
+
+
+@pytest.mark.parametrize("operator", ["linear", "matmul", "convolution"])
+def test_fp16_products_in_fp32_equal_native_ones_operator_by_operator(operator):
+    torch.manual_seed(0)
+    layer = {
+        "linear": lambda: nn.Linear(64, 48),
+        "convolution": lambda: nn.Conv2d(16, 24, 3, padding=1),
+        "matmul": nn.Identity,
+    }[operator]().half()
+    shape = {"linear": (40, 64), "matmul": (3, 40, 64), "convolution": (2, 16, 12, 12)}[operator]
+    x = torch.randn(shape).half().requires_grad_()
+
+    def both_ways():
+        out = x @ x.mT if operator == "matmul" else layer(x)
+        return out, *torch.autograd.grad(out.float().square().sum(), (x, *layer.parameters()))
+
+    native = both_ways()
+    with FP16ProductsInFP32():
+        emulated = both_ways()
+    for a, b in zip(native, emulated):
+        assert a.dtype == b.dtype == torch.float16
+        assert (a == b).double().mean() > 0.95
+        # one unit in the last place of the largest terms that were added
+        assert (a.float() - b.float()).abs().max() <= 2 * torch.finfo(torch.float16).eps * a.float().abs().max()
+
+
+@pytest.mark.parametrize(
+    ("precision", "attention", "weights"),
+    [
+        ("fp16", "float16", torch.float32),
+        ("fp16_emulated", "float16", torch.float32),
+        ("bf16_true", "bfloat16", torch.bfloat16),
+        ("fp64", "float64", torch.float64),
+    ],
+)
+def test_precision_reaches_attention_and_weights(precision, attention, weights, tmp_path):
+    folder = train_here(tmp_path, "attn=flash", f"precision={precision}", "steps=2", "snapshots.every=2")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert {row["dtype"] for row in manifest["operators"]} == {attention}
+    last = load_file(folder / "weights" / "step-000002.safetensors")
+    assert {tensor.dtype for tensor in last.values()} == {weights}
+    first = load_file(folder / "weights" / "step-000000.safetensors")
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+    assert all(torch.isfinite(tensor).all() for tensor in last.values())
+
+
+def test_scaled_loss_is_unscaled_before_it_is_clipped_and_logged(tmp_path):
+    rows = {}
+    for precision in ("fp32", "fp16"):
+        folder = train_here(tmp_path, "attn=baseline", f"precision={precision}", "steps=2", "snapshots.every=2")
+        rows[precision] = (folder / "metrics.csv").read_text().splitlines()[1].split(",")
+    loss, norm = 1, 2
+    for column in (loss, norm):
+        assert float(rows["fp16"][column]) == pytest.approx(float(rows["fp32"][column]), rel=0.01)
+
+
+def test_operators_of_tiled_and_sdpa_are_recorded():
+    data = load_data(compose_settings(*TINY))
+    for overrides, tile, tiles in (
+        (["attn=tiled", "attn.tile_keys=32"], 32, 8),
+        (["attn=tiled", "attn.algorithm=baseline"], None, 1),
+        (["attn=sdpa"], None, 1),
+    ):
+        module = TextToImage(compose_settings(*TINY, "device=cpu", *overrides), data)
+        with precision_plugin("bf16", "cpu").forward_context():
+            row = record_operators(module)[0]
+        assert (row["keys"], row["key_tile"], row["key_tiles"]) == (256, tile, tiles)
+        if overrides == ["attn=sdpa"]:
+            assert "aten::_scaled_dot_product_attention_math" in row["forward"]
+
+
+@pytest.mark.parametrize("experiment", ["ulp", "init", "order", "repeat", "batch_split"])
+def test_a_control_differs_in_exactly_one_thing(experiment, flash_run, tmp_path):
+    like = ("attn=flash", "precision=bf16", "steps=2", "snapshots.every=2")
+    folder = train_here(tmp_path, *like, f"experiment={experiment}")
+    assert folder.name.startswith("flash-bf16-dit-s1" if experiment == "init" else "flash-bf16-dit-s0")
+
+    def weights(run, step):
+        return load_file(run / "weights" / f"step-{step:06d}.safetensors")
+
+    start, end = (
+        [torch.equal(a, weights(folder, step)[name]) for name, a in weights(flash_run, step).items()] for step in (0, 2)
+    )
+    assert all(start) == (experiment not in ("ulp", "init"))
+    assert all(end) == (experiment == "repeat")
+    if experiment == "ulp":
+        moved = weights(folder, 0)
+        for name, a in weights(flash_run, 0).items():
+            assert ((moved[name] - a).abs() <= 1e-6 * a.abs()).all()

@@ -1,0 +1,120 @@
+"""From the settings' `attn` and `precision` to the attention function that a run uses, and what a device cannot do.
+
+Shapes as in `train.attention`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from train import Refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from train.attention import Attend
+
+CUDA_FLASH_PRECISIONS = ("bf16", "fp16", "bf16_true")
+CUDA_BACKEND_PRECISIONS = {
+    "flash": CUDA_FLASH_PRECISIONS,
+    "cudnn": CUDA_FLASH_PRECISIONS,
+    "efficient": (*CUDA_FLASH_PRECISIONS, "fp32", "tf32"),
+}
+
+
+def check_arm(attn: DictConfig, precision: str, device: str) -> None:
+    """Raise Refusal for what this device, "cpu" or "cuda", cannot do, or for a tiled arm that makes no sense."""
+    backend = attn.backend if attn.name == "sdpa" else attn.name
+    label = f"attn=sdpa attn.backend={backend}" if attn.name == "sdpa" else f"attn={attn.name}"
+    if device == "cpu" and precision == "tf32":
+        raise Refusal("precision=tf32 needs CUDA, this run is on the CPU; use precision=fp32")
+    if device == "cuda" and precision == "fp16_emulated":
+        raise Refusal("precision=fp16_emulated is for the CPU, this run is on CUDA; use precision=fp16")
+    if precision == "fp16_emulated" and attn.name == "sdpa":
+        raise Refusal("precision=fp16_emulated cannot look into attn=sdpa; use attn=baseline, flash or tiled")
+    if device == "cpu" and backend in ("efficient", "cudnn"):
+        raise Refusal(f"{label} needs CUDA, this run is on the CPU; use attn.backend=math or flash")
+    if device == "cuda" and backend in CUDA_BACKEND_PRECISIONS and precision not in CUDA_BACKEND_PRECISIONS[backend]:
+        allowed = ", ".join(CUDA_BACKEND_PRECISIONS[backend])
+        raise Refusal(
+            f"{label} on CUDA takes {allowed}, got precision={precision}; "
+            f"use attn=baseline or attn=tiled for {precision}"
+        )
+    if attn.name == "tiled":
+        policy_of(attn)
+
+
+def policy_of(attn: DictConfig):
+    """The RoundingPolicy that attn.policy, attn.format and attn.sites describe.
+
+    Raises
+    ------
+    Refusal
+        If a format is unknown, with fa_study's sentence about it.
+    """
+    from fa_study.rounding import RoundingPolicy
+
+    try:
+        policy = getattr(RoundingPolicy, attn.policy)(attn.format)
+        return policy.replace(**{site: fmt for site, fmt in attn.sites.items() if fmt is not None})
+    except ValueError as error:
+        raise Refusal(f"attn.format or attn.sites: {error}") from error
+
+
+class Tiled:
+    """fa_study's emulation as an attention function.
+
+    Stochastic roundings draw from a generator that `start` sets from the step, so that a resumed run repeats them.
+    """
+
+    def __init__(self, policy, algorithm: str, tile: tuple[int, int], exp: str) -> None:
+        import torch
+
+        self.options = {"policy": policy, "algorithm": algorithm, "tile": tile, "exp": exp}
+        self._random = "stochastic" in repr(policy)
+        self.generator = torch.Generator()
+
+    def start(self, data_seed: int, step: int) -> None:
+        key = hashlib.sha256(f"rounding {data_seed} {step}".encode()).digest()
+        self.generator.manual_seed(int.from_bytes(key[:8], "little", signed=True))
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from fa_study.gradients import tiled_attention
+
+        return tiled_attention(q, k, v, generator=self.generator if self._random else None, **self.options)
+
+
+def attention_function(attn: DictConfig, precision: str, device: str) -> Attend:
+    """The attention function of an arm on a device; see `check_arm` for what is refused beforehand."""
+    from train import attention
+
+    if attn.name == "baseline":
+        return attention.baseline
+    if attn.name == "sdpa":
+        return attention.sdpa(attn.backend)
+    if attn.name == "tiled":
+        return Tiled(policy_of(attn), attn.algorithm, (attn.tile_rows, attn.tile_keys), attn.exp)
+    assert attn.name == "flash", attn.name
+    if precision == "fp16_emulated":  # the CPU kernel's tiles, roundings and exponential, without FP16 arithmetic
+        from fa_study.rounding import RoundingPolicy
+
+        return Tiled(RoundingPolicy.torch_cpu("fp16"), "fa2", (256, 512), "fexp_u20")
+    has_package = device == "cuda" and importlib.util.find_spec("flash_attn") is not None
+    return attention.flash_attn_package if has_package else attention.sdpa("flash")
+
+
+def key_tile(attn: DictConfig, device: str, head_size: int) -> int | None:
+    """Keys per tile of an arm: None for one without tiles.
+
+    PyTorch's CPU flash kernel takes 512. CUDA: the tile of FlashAttention 2's forward kernels without dropout, 128 keys
+    for heads up to 64, else 64.
+    """
+    if attn.name == "tiled":
+        return None if attn.algorithm == "baseline" else attn.tile_keys
+    if attn.name == "flash" or (attn.name == "sdpa" and attn.backend == "flash"):
+        return 512 if device == "cpu" else (128 if head_size <= 64 else 64)
+    return None
