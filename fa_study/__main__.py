@@ -9,6 +9,7 @@ import warnings
 
 # Each command is a module with add_arguments(parser) and run(args) -> exit code, described by its docstring.
 COMMANDS = {
+    "audit": "fa_study.audit.command",
     "compare": "fa_study.compare",
 }
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fa_study.audit.audit import audit_subject, device_error
 from fa_study.audit.probe import ORDER
-from fa_study.audit.report import print_report, to_html
+from fa_study.audit.report import print_report
 from fa_study.audit.subject import Subject
 from fa_study.audit.worker import Worker
 
@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         console.width = 120
     print_report(report, console)
     if args.report:
+        from fa_study.audit.page import to_html  # altair takes a second to import
+
         args.report.write_text(to_html(report), encoding="utf-8")
     if args.json:
         args.json.write_text(report.to_json() + "\n", encoding="utf-8")

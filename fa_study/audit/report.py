@@ -1,23 +1,15 @@
-"""An audit as text for a terminal and as one HTML file that works offline."""
+"""An audit as text for a terminal."""
 
 from __future__ import annotations
 
-import html
 import math
 
-import altair as alt
 import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from fa_study.audit.audit import AuditReport
-from fa_study.figures.theme import COLOURS, describe, log_y, register_theme
-
-_STYLE = """body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#111}
-table{border-collapse:collapse;display:block;overflow-x:auto;margin:1rem 0}
-td,th{padding:.2rem .7rem;text-align:left;border-bottom:1px solid #ddd;font-variant-numeric:tabular-nums}
-.pass{color:#00664b}.fail{color:#a33b00}h1,h2{line-height:1.2}code{background:#f2f2f2;padding:0 .2rem}"""
 
 
 def verdict_line(report: AuditReport) -> str:
@@ -62,7 +54,7 @@ def print_report(report: AuditReport, console: Console) -> None:
         for column in summary:
             table.add_column(column.replace("_", " "), justify="left" if column in ("dtype", "tensor") else "right")
         for row in summary.itertuples(index=False):
-            table.add_row(*(_number(value) for value in row))
+            table.add_row(*(number(value) for value in row))
         console.print(table)
     for dtype, sentence in report.best_policies().items():
         line(f"predicted in {dtype} by: {sentence}")
@@ -71,109 +63,8 @@ def print_report(report: AuditReport, console: Console) -> None:
     line(f"{report.seconds:.0f} s on {report.origin['machine']}, torch {report.origin['torch']}")
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """A cell: three digits for fractions."""
     if isinstance(value, float):
         return "-" if math.isnan(value) else f"{value:.3g}"
     return str(value)
-
-
-def error_chart(report: AuditReport) -> alt.LayerChart | None:
-    """Ratio of each case's error to standard attention's, with the limits; None without cases."""
-    register_theme()
-    rows = report.accuracy[report.accuracy.ratio.between(1e-6, 1e6)].copy()
-    if rows.empty:
-        return None
-    rows["kind"] = rows.tensor.where(rows.tensor == "out", "gradients").replace("out", "output")
-    points = (
-        alt.Chart(rows)
-        .mark_point(filled=True, opacity=0.7)
-        .encode(
-            alt.X("dtype:N").title("dtype of the inputs"),
-            log_y("ratio", "error / standard attention's error").axis(format="~g"),
-            alt.Color("kind:N").title(None).scale(range=[COLOURS["Baseline"], COLOURS["Flash"]]),
-            alt.Shape("kind:N").title(None),
-            alt.XOffset("kind:N"),
-            tooltip=["case:N", "tensor:N", alt.Tooltip("max_error:Q").format(".2e"), "verdict:N"],
-        )
-    )
-    limits = alt.Chart(pd.DataFrame({"ratio": [2.0, 3.0]})).mark_rule(strokeDash=[4, 4]).encode(alt.Y("ratio:Q"))
-    text = f"Error ratios of {len(rows)} results; {int((rows.verdict == 'fail').sum())} exceed their limit."
-    return describe((points + limits).properties(width=420, height=260), text)
-
-
-def policy_chart(report: AuditReport) -> alt.Chart | None:
-    """R2 of the five best policies of each dtype; None without policies."""
-    register_theme()
-    if report.policies.empty:
-        return None
-    rows = report.policies.groupby("dtype", sort=False).head(5).copy()
-    rows["shown"] = rows.r2.clip(lower=0)
-    rows["answer"] = rows.chosen.map({True: "predicts it", False: "does not"})
-    chart = (
-        alt.Chart(rows)
-        .mark_bar()
-        .encode(
-            alt.X("shown:Q").title("R2, below 0 shown as 0").scale(domain=[0, 1]),
-            alt.Y("policy:N", sort=None).title(None).axis(labelLimit=380),
-            alt.Color("answer:N")
-            .title(None)
-            .scale(domain=["predicts it", "does not"], range=[COLOURS["Flash"], COLOURS["repeat"]]),
-            tooltip=["policy:N", alt.Tooltip("r2:Q").format(".4f"), alt.Tooltip("r2_check:Q").format(".4f")],
-        )
-        .properties(width=280)
-        .facet(alt.Row("dtype:N").title(None))
-        .resolve_scale(y="independent")
-    )
-    return describe(chart, "R2 of the policies that come nearest, for each dtype.")
-
-
-def to_html(report: AuditReport) -> str:
-    """The whole report as one page with every script inside."""
-    import vl_convert  # only reports need the drawing library
-
-    charts = {"errors": error_chart(report), "policies": policy_chart(report)}
-    charts = {name: chart for name, chart in charts.items() if chart is not None}
-    bundle = vl_convert.javascript_bundle(vl_version="6.4") if charts else ""
-    draw = "".join(
-        f'vegaEmbed("#{name}",{_script(chart.to_json(indent=None))},{{mode:"vega-lite",renderer:"svg",actions:false}});'
-        for name, chart in charts.items()
-    )
-    tone = "pass" if report.passed else "fail"
-    findings = "".join(
-        f"<li class={f.level}><b>{f.level}</b> <code>{html.escape(f.code)}</code> {html.escape(f.text)}</li>"
-        for f in report.findings
-    )
-    policies = "".join(f"<li><b>{d}</b>: {html.escape(t)}</li>" for d, t in report.best_policies().items())
-    tried = pd.DataFrame([(t.what, t.setting, t.answer, t.detail) for t in report.tried])
-    facts = pd.DataFrame(list(report.facts.items()))
-    title = html.escape(f"Audit of {report.name}")
-    return f"""<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>
-<h1>{title}</h1><p class={tone}><b>{html.escape(verdict_line(report))}</b></p><ul>{findings}</ul>
-<h2>Is the error expected?</h2><p>Largest error against float64, as a multiple of standard attention's in the same
-format. Expected: up to 2 for the output, up to 3 for gradients (the rule of FlashAttention's authors).</p>
-<div id="errors"></div>{_table(accuracy_summary(report))}
-<h2>Which rounding explains it?</h2><p>R2 = 1 - |theirs - emulation|<sup>2</sup> / |theirs - golden|<sup>2</sup>,
-fitted on half of the cases and checked on the others.</p><ul>{policies}</ul><div id="policies"></div>
-<h2>How does it behave at the edges?</h2>{_table(facts, ("question", "answer"))}
-<h2>What does it support?</h2>{_table(tried, ("what", "setting", "works", "detail"))}
-<h2>Every case</h2>{_table(report.accuracy)}
-<p>{html.escape(str(report.origin))}, {report.seconds:.0f} s.</p>
-<script>{bundle};{draw}</script></body></html>
-"""
-
-
-def _script(text: str) -> str:
-    # Text of the callable must not end the script element.
-    return text.replace("</", "<\\/")
-
-
-def _table(frame: pd.DataFrame, columns: tuple[str, ...] = ()) -> str:
-    if frame.empty:
-        return "<p>Nothing was measured.</p>"
-    head = "".join(f"<th>{html.escape(str(c))}</th>" for c in columns or frame.columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_number(value))}</td>" for value in row) + "</tr>"
-        for row in frame.itertuples(index=False)
-    )
-    return f"<table><tr>{head}</tr>{rows}</table>"
