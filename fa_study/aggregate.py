@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 
 import joblib
@@ -87,13 +88,15 @@ def weight_distances(
     if strict and only:
         raise ValueError("strict: " + "; ".join(f"{name} is {level.replace('_', ' in ')}" for level, name in only))
 
+    budget = _Budget(POOL_LIMIT)
+
     def task(name: str) -> tuple[dict, Comparison | None]:
-        return _compare(name, weights_a[stored_a[name]], weights_b[stored_b[name]])
+        return _compare(name, weights_a[stored_a[name]], weights_b[stored_b[name]], budget)
 
     results = joblib.Parallel(n_jobs=n_jobs, backend="threading", return_as="generator")(
         joblib.delayed(task)(name) for name in common
     )
-    tensors, model, pools, kept = [], Pool(), {}, 0
+    tensors, model, pools = [], Pool(), {}
     for row, comparison in progress(results, len(common)) if progress else results:
         row["group"] = group_of(row["name"], groups)
         row["zero_gradient"] = bool(re.search(zero_gradient, row["name"]))
@@ -103,15 +106,13 @@ def weight_distances(
             raise ValueError(f"strict: {row['name']} has another shape on each side")
         if comparison is None or not comparison.is_float or row["zero_gradient"]:
             continue
-        if comparison.sorted is not None:
-            kept += max(len(side) for side in comparison.sorted)
-        if kept > POOL_LIMIT:
-            comparison.sorted = None
-            for pool in (model, *pools.values()):
-                if pool.kept is not None and any(pool.kept):
-                    pool.kept = None
         for pool in (model, pools.setdefault(row["group"], Pool())):
             pool.add(comparison, row)
+            if budget.spent:  # what other pools have kept is of no use without the rest
+                pool.forget()
+    for pool in (model, *pools.values()):
+        if budget.spent:
+            pool.forget()
     rows = tensors
     for label, pool in pools.items():
         rows += [{"level": "group", "name": label, "group": label} | row for row in pool.aggregates()]
@@ -126,7 +127,23 @@ def weight_distances(
     return frame
 
 
-def _compare(name: str, a: object, b: object) -> tuple[dict, Comparison | None]:
+class _Budget:
+    """How many values may still be kept, over all threads; once it is overdrawn it stays so."""
+
+    def __init__(self, values: int):
+        self._left, self._lock = values, threading.Lock()
+
+    @property
+    def spent(self) -> bool:
+        return self._left < 0
+
+    def take(self, n: int) -> bool:
+        with self._lock:
+            self._left -= n
+            return self._left >= 0
+
+
+def _compare(name: str, a: object, b: object, budget: _Budget) -> tuple[dict, Comparison | None]:
     shape_a, shape_b = tuple(a.shape), tuple(b.shape)
     try:
         flat_a, flat_b = flatten(a), flatten(b)
@@ -141,7 +158,8 @@ def _compare(name: str, a: object, b: object) -> tuple[dict, Comparison | None]:
     }
     if shape_a != shape_b or not len(flat_a):
         return row, None
-    comparison = compare(flat_a, flat_b, keep_sorted=True)
+    counted = not flat_a.is_float or (flat_a.is_narrow and flat_b.is_narrow)
+    comparison = compare(flat_a, flat_b, keep_sorted=not counted and budget.take(len(flat_a)))
     return row | comparison.metrics(), comparison
 
 

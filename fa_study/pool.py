@@ -47,6 +47,11 @@ class Pool:
             for pooled, values in zip(self.kept, comparison.sorted):
                 pooled.append(values)
 
+    def forget(self) -> None:
+        """Drop the wider values; without them there is no pooled W1 of tensors that have any."""
+        if self.kept is not None and any(self.kept):
+            self.kept = None
+
     def aggregates(self) -> list[dict]:
         """The three rows; none where nothing was added."""
         if not self.rows:
