@@ -37,7 +37,7 @@ def block_variants() -> pd.DataFrame:
 
 TILES = tuple(sorted(set(block_variants()["Bc"])))
 BLOCKS = Sweep(
-    partial(compare, tiles=TILES, algorithms=("fa1",)),
+    partial(compare, tiles=TILES, algorithms=("fa1",), rows=64),
     [
         {"distribution": d, "N": N, "family": y, "format": f}
         for d, (y, f) in product(("normal", "uniform", "outliers"), ARMS)

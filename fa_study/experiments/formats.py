@@ -25,7 +25,8 @@ _WIDTH_CELLS = [
     {"distribution": d, "N": 1024, "format": f, "family": "uniform"} for d, f in product(("normal", "uniform"), WIDTHS)
 ]
 FORMATS = Sweep(
-    partial(compare, algorithms=("fa1", "fa2"), references=("rounded", "original")), _NAMED_CELLS + _WIDTH_CELLS
+    partial(compare, algorithms=("fa1", "fa2"), references=("rounded", "original"), rows=64),
+    _NAMED_CELLS + _WIDTH_CELLS,
 )
 
 

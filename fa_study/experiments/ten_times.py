@@ -45,7 +45,7 @@ def _cells() -> list[dict]:
         {"study": study, "distribution": d, "N": N, "format": f, "D": D}
         for study, (lengths, heads) in sizes.items()
         for d, f, N, D in product(DISTRIBUTIONS, ("bf16", "fp16"), lengths, heads)
-        if f == "bf16" or N <= 4096
+        if f == "bf16" or N in (1024, 4096)
     ]
 
 
