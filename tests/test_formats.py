@@ -99,8 +99,10 @@ def test_fp16_equals_numpy_for_every_float32():
         x = np.arange(start, start + step, dtype=np.uint32).view(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             expected = torch.from_numpy(x.astype(np.float16).astype(np.float32))
-        assert_same(round_to(torch.from_numpy(x), FP16), expected)
-        assert_same(generic(torch.from_numpy(x), FP16), expected)
+        for got in (round_to(torch.from_numpy(x), FP16), generic(torch.from_numpy(x), FP16)):
+            # Equal bits are the quick answer; only NaNs may differ in theirs.
+            if not torch.equal(got.view(torch.int32), expected.view(torch.int32)):
+                assert_same(got, expected)
 
 
 @pytest.mark.parametrize("fmt", GENERAL, ids=lambda f: f"{f}-{f.overflow}")
