@@ -318,6 +318,8 @@ def test_charts_of_one_pair_and_of_a_series(pair, tmp_path):
     ]
     for sources, path in ((pair, tmp_path / "x.html"), (pair, tmp_path / "x.svg"), (runs, tmp_path / "y.png")):
         assert main(["compare", *sources, "--chart", str(path)]) == 0
+    assert main(["compare", pair[0], pair[0], "--chart", str(tmp_path / "z.svg")]) == 0
+    assert "No difference" in (tmp_path / "z.svg").read_text()
     html, svg = ((tmp_path / name).read_text() for name in ("x.html", "x.svg"))
     assert 'src="http' not in html and "vegaEmbed" in html
     assert all(text in svg for text in ("Wasserstein distance", "blocks.1", "head"))
