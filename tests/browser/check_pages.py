@@ -22,6 +22,8 @@ VIEWS = {
     # A4 at 96 dots per inch, less margins of 1 cm.
     "print": {"width": 718, "height": 1047, "media": "print", "theme": "light", "rules": None},
 }
+# Looking at the colour behind every word of these takes a minute each, and other pages show the same markup.
+LONG_REFERENCE = {"api/inside.html", "api/results.html", "genindex.html"}
 PAGES = [str(path.relative_to(BOOK)) for path in book_pages.html_files(BOOK)]
 SCREENSHOTS = BOOK.parent / "screenshots"
 
@@ -59,8 +61,9 @@ CHECKS = {
         const width = document.documentElement.clientWidth;
         if (document.documentElement.scrollWidth <= width && document.body.scrollWidth <= width) return [];
         const wide = [...document.querySelectorAll('main *')].filter(
-          e => e.getBoundingClientRect().right > width + 1);
-        return [document.documentElement.scrollWidth + ' px: ' + wide.slice(0, 3).map(e => e.outerHTML.slice(0, 80))];""",
+          e => e.getBoundingClientRect().right > width + 1 && !e.closest('pre, .bd-toc'));
+        const found = wide.slice(0, 3).map(e => e.outerHTML.slice(0, 90));
+        return [document.documentElement.scrollWidth + ' px: ' + found];""",
     "loaded from another host": """
         return performance.getEntriesByType('resource').map(e => e.name)
           .filter(n => !n.startsWith(location.origin) && !n.startsWith('data:') && !n.startsWith('blob:'));""",
@@ -91,8 +94,14 @@ def keep_screenshot(browser, page: str, name: str) -> None:
     path.write_bytes(base64.b64decode(shot["data"]))
 
 
-def accessibility_problems(browser, rules: str | list[str]) -> list[str]:
-    options = {"resultTypes": ["violations"]} | ({} if rules == "all" else {"runOnly": rules})
+def accessibility_problems(browser, page: str, rules: str | list[str] | None) -> list[str]:
+    if (page in LONG_REFERENCE and rules == ["color-contrast"]) or not rules:
+        return []
+    options = {"resultTypes": ["violations"], "rules": {}}
+    if rules != "all":
+        options["runOnly"] = rules
+    elif page in LONG_REFERENCE:
+        options["rules"]["color-contrast"] = {"enabled": 0}
     results = Axe().run(browser, options=options)
     return [
         f"{rule['id']} ({rule['impact']}): {node['target']} {node['html'][:150]} {node.get('failureSummary', '')[:200]}"
@@ -109,8 +118,7 @@ def test_page(browser, address, page, name):
     problems = [f"console: {entry['message']}" for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     for problem, script in CHECKS.items():
         problems += [f"{problem}: {text}" for text in browser.execute_script(script)]
-    if VIEWS[name]["rules"]:
-        problems += accessibility_problems(browser, VIEWS[name]["rules"])
+    problems += accessibility_problems(browser, page, VIEWS[name]["rules"])
     keep_screenshot(browser, page, name)
     assert problems == []
 
