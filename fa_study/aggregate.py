@@ -13,6 +13,7 @@ import torch
 from fa_study.metrics import COUNT_METRICS, METRICS, Comparison, compare
 from fa_study.names import ZERO_GRADIENT, group_of, merge_ties, plain_names
 from fa_study.pool import Pool
+from fa_study.snapshots import Weights
 from fa_study.values import flatten
 
 # So many values wider than 16 bits, a side, may be kept in memory for the W1 of pooled values (256 MB in float32).
@@ -90,8 +91,11 @@ def weight_distances(
 
     budget = _Budget(POOL_LIMIT)
 
+    # What a Weights mapping returns is a copy that nobody else holds.
+    own = tuple(isinstance(weights, Weights) for weights in (weights_a, weights_b))
+
     def task(name: str) -> tuple[dict, Comparison | None]:
-        return _compare(name, weights_a[stored_a[name]], weights_b[stored_b[name]], budget)
+        return _compare(name, weights_a[stored_a[name]], weights_b[stored_b[name]], budget, own)
 
     results = joblib.Parallel(n_jobs=n_jobs, backend="threading", return_as="generator")(
         joblib.delayed(task)(name) for name in common
@@ -143,7 +147,9 @@ class _Budget:
             return self._left >= 0
 
 
-def _compare(name: str, a: object, b: object, budget: _Budget) -> tuple[dict, Comparison | None]:
+def _compare(
+    name: str, a: object, b: object, budget: _Budget, overwrite: tuple[bool, bool]
+) -> tuple[dict, Comparison | None]:
     shape_a, shape_b = tuple(a.shape), tuple(b.shape)
     try:
         flat_a, flat_b = flatten(a), flatten(b)
@@ -159,7 +165,8 @@ def _compare(name: str, a: object, b: object, budget: _Budget) -> tuple[dict, Co
     if shape_a != shape_b or not len(flat_a):
         return row, None
     counted = not flat_a.is_float or (flat_a.is_narrow and flat_b.is_narrow)
-    comparison = compare(flat_a, flat_b, keep_sorted=not counted and budget.take(len(flat_a)))
+    keep = not counted and budget.take(len(flat_a))
+    comparison = compare(flat_a, flat_b, keep_sorted=keep, overwrite=overwrite)
     return row | comparison.metrics(), comparison
 
 

@@ -76,10 +76,13 @@ class Comparison:
         return row | self.sums.counts | {"nonfinite": self.sums.numel - self.sums.pairs}
 
 
-def compare(a: Flat, b: Flat, *, keep_sorted: bool = False) -> Comparison:
+def compare(
+    a: Flat, b: Flat, *, keep_sorted: bool = False, overwrite: tuple[bool, bool] = (False, False)
+) -> Comparison:
     """Compare two flat tensors of the same size.
 
-    Integers and booleans are compared exactly (max_difference, equal_fraction) and get no other metric.
+    Integers and booleans are compared exactly (max_difference, equal_fraction) and get no other metric. A side that
+    may be overwritten is sorted in place, which saves the memory of a copy.
     """
     sums = pair_sums(a, b, ulp=a.is_float and b.is_float)
     if not (a.is_float and b.is_float):
@@ -94,7 +97,7 @@ def compare(a: Flat, b: Flat, *, keep_sorted: bool = False) -> Comparison:
         possible = all(h.finite for h in both)
         return Comparison(sums, both[0].wasserstein(both[1]) if possible else math.nan, both)
     sums.counts |= _count(a, "a") | _count(b, "b")
-    x, y = finite_sorted(a), finite_sorted(b)
+    x, y = (finite_sorted(side, overwrite=free) for side, free in zip((a, b), overwrite))
     w1 = sorted_wasserstein(x, y) if len(x) and len(y) else math.nan
     return Comparison(sums, w1, sorted=(x, y) if keep_sorted else None)
 

@@ -13,13 +13,17 @@ from fa_study.histogram import ValueHistogram, balance
 from fa_study.values import BLOCK, Flat
 
 
-def finite_sorted(flat: Flat) -> np.ndarray:
-    """The finite values, ascending, in the float type that holds them exactly; a copy."""
+def finite_sorted(flat: Flat, *, overwrite: bool = False) -> np.ndarray:
+    """The finite values, ascending, in the float type that holds them exactly; a copy, unless `overwrite`."""
     if flat.is_narrow:
         values, counts = ValueHistogram.of(flat).distribution()
         return np.repeat(values.astype(np.float32), counts)
+    values = flat.native()
+    if overwrite and values.flags.writeable:
+        values.sort()
+    else:
+        values = np.sort(values)
     # A sort puts -inf first, inf and then NaN last, so the finite values are one slice of it.
-    values = np.sort(flat.native())
     limit = np.finfo(values.dtype).max
     return values[np.searchsorted(values, -limit, "left") : np.searchsorted(values, limit, "right")]
 
