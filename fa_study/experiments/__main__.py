@@ -20,7 +20,7 @@ from fa_study.experiments.law import LAW
 from fa_study.experiments.lengths import LENGTHS
 from fa_study.experiments.sweep import Sweep, forget_cells, run_sweep
 from fa_study.experiments.ten_times import TEN_TIMES
-from fa_study.tables import DATA, read_manifest, write_table
+from fa_study.tables import DATA, commit, read_manifest, write_table
 
 # Table -> how it is made. A further table is a further line.
 TABLES: dict[str, Sweep] = {
@@ -58,13 +58,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unknown table {unknown[0]}: use {', '.join(TABLES)}")
     torch.set_num_threads(1)
     print(expected_time(names), flush=True)
+    # Before the first table changes the checkout, which would make the second one's commit "dirty".
+    source = commit()
     for name in names:
         sweep, start = TABLES[name], time.process_time()
         frame = run_sweep(name, sweep)
         # The time of a run that was resumed says nothing about a whole one.
         seconds = round(time.process_time() - start)
         command = f"python -m fa_study.experiments {name}"
-        path = write_table(frame, name, command=command, seeds=sweep.seeds, seconds=seconds)
+        path = write_table(frame, name, command=command, seeds=sweep.seeds, seconds=seconds, commit=source)
         forget_cells(name)
         print(f"{path.relative_to(DATA.parents[1])}: {len(frame)} rows, {seconds} s of processor time", flush=True)
     return 0

@@ -138,8 +138,8 @@ def stochastic_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     below 1 says that the site's error to nearest leans to one side.
     """
     keys = ["distribution", "algorithm", "sites", "seed"]
-    nearest = frame[frame["stochastic"] == ""].set_index(keys)[["rms", "mean", "unit"]]
-    other = frame[frame["stochastic"] != ""].join(nearest, on=keys, rsuffix="_nearest")
+    nearest = frame.loc[frame["stochastic"] == "", [*keys, "rms", "mean"]]
+    other = frame[frame["stochastic"] != ""].merge(nearest, on=keys, suffixes=("", "_nearest"))
     return other.assign(
         site=other["stochastic"],
         context=["alone" if sites == site else "all" for sites, site in zip(other["sites"], other["stochastic"])],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pandas as pd
 
 from fa_study.experiments.compare import compare
@@ -53,8 +54,9 @@ TEN_TIMES = Sweep(ten_times_cell, _cells())
 
 
 def ratios(frame: pd.DataFrame, statistic: str = "rms") -> pd.DataFrame:
-    """Error of Flash over that of Baseline on the same inputs, a row per seed and setting of Flash."""
-    keys = [name for name in ("study", "distribution", "N", "format", "family", "D", "seed") if name in frame]
+    """Error of Flash over that of Baseline on the same inputs, a row per seed and setting of Flash, with its family."""
+    keys = ["study", "distribution", "N", "format", "D", "seed"]
     baseline = frame.loc[frame["method"] == "Baseline", [*keys, statistic]].rename(columns={statistic: "baseline"})
     merged = frame[frame["method"] == "Flash"].merge(baseline, on=keys)
-    return merged.assign(ratio=merged[statistic] / merged["baseline"])
+    family = np.where(merged["study"] == "kernel", "kernel", "uniform")
+    return merged.assign(ratio=merged[statistic] / merged["baseline"], family=family)

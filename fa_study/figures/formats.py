@@ -69,7 +69,11 @@ def by_width(frame: pd.DataFrame) -> alt.LayerChart:
     dashes = (
         alt.Chart(guide)
         .mark_line(strokeDash=[2, 3], strokeWidth=1.5)
-        .encode(x, log_y("value", "max difference"), alt.Color("line:N").scale(range=[PAPER]).title(None))
+        .encode(
+            x,
+            log_y("value", "max difference"),
+            alt.Color("line:N").scale(range=[PAPER]).legend(symbolDash=[2, 3]).title(None),
+        )
     )
     ends = shown[shown["bits"].isin([2, 24])]
     text = "; ".join(f"{r.inputs}, {r.bits} bits: {r.median:.2e}" for r in ends.itertuples())

@@ -46,7 +46,12 @@ def law(frame: pd.DataFrame, title: str, *, predicted: bool = True) -> alt.Layer
         layers.append(
             alt.Chart(lines)
             .mark_line(strokeDash=[1, 3], strokeWidth=1.5)
-            .encode(x, log_y("value", y), alt.Detail("mode:N"), alt.Color("line:N").scale(range=["black"]).title(None))
+            .encode(
+                x,
+                log_y("value", y),
+                alt.Detail("mode:N"),
+                alt.Color("line:N").scale(range=["black"]).legend(symbolDash=[1, 3]).title(None),
+            )
         )
     last = shown[shown["T"] == shown["T"].max()]
     return describe(

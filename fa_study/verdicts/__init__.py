@@ -11,15 +11,19 @@ from fa_study.verdicts.microbenchmark import (
     swap_verdict,
     ten_times_verdict,
 )
+from fa_study.verdicts.questions import blame_verdict, law_verdict, rescaling_verdict
 from fa_study.verdicts.verdict import Verdict
 from fa_study.verdicts.weights import drift_verdict
 
 __all__ = [
     "Verdict",
+    "blame_verdict",
     "block_size_verdict",
     "drift_verdict",
     "format_verdict",
+    "law_verdict",
     "length_verdict",
+    "rescaling_verdict",
     "square_verdict",
     "swap_verdict",
     "ten_times_verdict",

@@ -13,7 +13,7 @@ PAPER_FORMATS = ("bf16", "fp16", "fp32", "fp64")
 _SETTING = ["distribution", "family"]
 
 
-def _answer(part: int, whole: int) -> Holds:
+def answer(part: int, whole: int) -> Holds:
     """All, some or none of the settings."""
     if whole == 0:
         raise ValueError("a verdict needs at least one setting, got an empty table")
@@ -37,7 +37,7 @@ def format_verdict(frame: pd.DataFrame) -> Verdict:
         f"settings of inputs, algorithm and rounding; over all widths from 2 to 24 fraction bits, one more bit "
         f"multiplies it by {2 ** slopes.median():.2f}."
     )
-    return Verdict("C1", _answer(falls.sum(), len(falls)), text)
+    return Verdict("C1", answer(falls.sum(), len(falls)), text)
 
 
 def ten_times_verdict(ratios: pd.DataFrame, *, low: float = 5.0, high: float = 20.0) -> Verdict:
@@ -74,7 +74,7 @@ def ten_times_verdict(ratios: pd.DataFrame, *, low: float = 5.0, high: float = 2
             f" The region of ten: {', '.join(sorted(set(where['distribution'])))} inputs, N from {where['N'].min():,}, "
             f"Bc up to {where['Bc'].max()}."
         )
-    return Verdict("C2", _answer(ten.sum(), len(medians)), text)
+    return Verdict("C2", answer(ten.sum(), len(medians)), text)
 
 
 def length_trends(frame: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +115,7 @@ def length_verdict(frame: pd.DataFrame) -> Verdict:
         text += (
             " Absolute, by inputs: " + ", ".join(f"{d} {r['sum']} of {r['count']}" for d, r in counts.iterrows()) + "."
         )
-    return Verdict("C3", _answer((grows & absolute).sum(), absolute.sum()), text)
+    return Verdict("C3", answer((grows & absolute).sum(), absolute.sum()), text)
 
 
 def swap_verdict(frame: pd.DataFrame, *, share: float = 0.95) -> Verdict:
@@ -141,7 +141,7 @@ def swap_verdict(frame: pd.DataFrame, *, share: float = 0.95) -> Verdict:
         + f"), by a factor of {medians.min():.2g} to {medians.max():.2g}; where it leaves Bc alone, it changes "
         + ("not a single bit." if (same["ratio"] == 1).all() else "something, which it should not.")
     )
-    return Verdict("C4", _answer(larger.sum(), len(larger)), text)
+    return Verdict("C4", answer(larger.sum(), len(larger)), text)
 
 
 def square_verdict(frame: pd.DataFrame, *, little: float = 1.5) -> Verdict:
@@ -161,7 +161,7 @@ def square_verdict(frame: pd.DataFrame, *, little: float = 1.5) -> Verdict:
         f"{m.max():.2g})"
         for v, m in medians.items()
     )
-    return Verdict("C5", _answer(part, whole), text + ".")
+    return Verdict("C5", answer(part, whole), text + ".")
 
 
 def block_size_verdict(frame: pd.DataFrame, shares: pd.DataFrame) -> Verdict:
@@ -190,4 +190,4 @@ def block_size_verdict(frame: pd.DataFrame, shares: pd.DataFrame) -> Verdict:
         f"format from tile to tile has {left.min():.0%} to {left.max():.0%} of what Flash adds to Baseline's squared "
         "error."
     )
-    return Verdict("C6", _answer(smaller.sum() + because.sum(), len(slopes) + len(left)), text)
+    return Verdict("C6", answer(smaller.sum() + because.sum(), len(slopes) + len(left)), text)

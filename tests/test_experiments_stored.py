@@ -1,0 +1,66 @@
+"""A stored table is what the code computes today: one cell of each is measured again, chosen by a printed seed."""
+
+import os
+import random
+import time
+
+import pandas as pd
+import pytest
+import torch
+
+from fa_study.experiments.__main__ import TABLES
+from fa_study.tables import machine, read_manifest, read_table
+
+STATISTICS = ["max", "rms", "mean", "mean_abs", "std_abs"]
+SEED = int(os.environ.get("CELL_SEED", time.time_ns() % 1_000_000))
+
+
+def check_cell(name, cell):
+    stored, entry = read_table(name), read_manifest()[name]
+    for key, value in cell.items():
+        stored = stored[stored[key] == value]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(entry["threads"])
+    fresh = TABLES[name].rows(cell)
+    torch.set_num_threads(threads)
+    stored, fresh = stored.reset_index(drop=True), fresh[stored.columns].reset_index(drop=True)
+    if machine() == entry["machine"] and entry["torch"] == torch.__version__:
+        pd.testing.assert_frame_equal(fresh, stored, check_exact=True, check_dtype=False)
+        return
+    names = [c for c in stored.columns if not pd.api.types.is_numeric_dtype(stored[c])]
+    labels = [*names, *(c for c in ("Bc",) if c in stored.columns)]
+    for statistic in ("max", "rms"):
+        band = stored.groupby(labels)[statistic].agg(["min", "max"])
+        median = fresh.groupby(labels)[statistic].median()
+        assert median.between(band["min"], band["max"]).all(), f"{name} {cell}: {statistic} outside the stored band"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_one_cell_comes_out_again(name):
+    """A small one, for the sake of time; the slow test takes any."""
+    if name not in read_manifest():
+        pytest.skip(f"{name} is not stored")
+    sizes = [cell.get("N", 0) for cell in TABLES[name].cells]
+    cells = [cell for cell, N in zip(TABLES[name].cells, sizes) if N <= max(1024, min(sizes))]
+    cell = random.Random(SEED).choice(cells)
+    print(f"CELL_SEED={SEED}: {name} {cell}")
+    check_cell(name, cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_ten_cells_of_any_size_come_out_again(name):
+    print(f"CELL_SEED={SEED}")
+    for cell in random.Random(SEED).sample(list(TABLES[name].cells), 10):
+        check_cell(name, cell)
+
+
+def test_every_stored_table_has_the_cells_of_its_sweep():
+    for name, sweep in TABLES.items():
+        if name in read_manifest():
+            keys = list(sweep.cells[0])
+            stored = read_table(name)
+            assert set(stored[keys].drop_duplicates().itertuples(index=False, name=None)) == {
+                tuple(cell.values()) for cell in sweep.cells
+            }, name
+            assert stored["seed"].nunique() >= 20, name
