@@ -92,13 +92,15 @@ def _tensor(folder: Path, name: str, description: dict, places: dict) -> Distrib
             raise ValueError(f"{name!r} lies in {place['relative_path']!r}, outside the folder")
         parts.append((offsets, sizes, file, int(place["offset"]), int(place["length"])))
         volume += math.prod(sizes)
+    if volume * dtype.itemsize > sum(length for *_, length in parts):
+        raise ValueError(f"the files of {name!r} are too short for {volume} values")
     if volume != math.prod(shape):
         raise ValueError(f"the parts of {name!r} hold {volume} values, its shape {shape} needs {math.prod(shape)}")
     return DistributedTensor(name, dtype, shape, tuple(parts))
 
 
 def _insert(tree: dict, path: tuple, name: str, tensor: DistributedTensor) -> None:
-    if ".".join(map(str, path)) != name:
+    if ".".join(map(str, path)) != name or len(path) > 64:
         raise ValueError(f"{name!r} has the path {path}")
     for part in path[:-1]:
         tree = tree.setdefault(str(part), {})

@@ -39,7 +39,8 @@ class Region:
         shape, strides = self.shape, self.strides if self.strides is not None else contiguous(self.shape)
         numbers = (self.offset, self.nbytes, self.first, *shape, *strides)
         whole = all(type(n) is int and n >= 0 for n in numbers) and isinstance(self.dtype, torch.dtype)
-        if len(shape) != len(strides) or not whole:
+        # 2^48 values are more than any file holds; torch's own arithmetic must not overflow on empty tensors either.
+        if len(shape) != len(strides) or not whole or math.prod(max(n, 1) for n in shape) >= 1 << 48:
             raise ValueError(
                 f"{self.path}: a {self.dtype} of shape {shape!r:.99}, strides {strides!r:.99} is no tensor"
             )

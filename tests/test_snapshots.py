@@ -177,6 +177,14 @@ def test_indices_that_are_none(tmp_path, content, words):
         load_weights(tmp_path)
 
 
+def test_an_index_of_torch_files(tmp_path):
+    for name, shard in (("a", "one.bin"), ("b", "two.bin")):
+        torch.save({name: torch.ones(2)}, tmp_path / shard)
+    index = {"weight_map": {"a": "one.bin", "b": "two.bin"}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert set(load_weights(tmp_path)) == {"a", "b"}
+
+
 def test_two_shards_with_the_same_tensor(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "one.safetensors")
     save_file({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "two.safetensors")
@@ -210,6 +218,8 @@ def safetensors_bytes(header: object, data: bytes) -> bytes:
         {"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}},
+        {"a": {"dtype": "F32", "shape": [0, 10**30], "data_offsets": [0, 0]}},
+        {"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 8]}},
         {"a": 3},
         [],
         b'{"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}, '
