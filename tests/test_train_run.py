@@ -17,7 +17,7 @@ from tiny_runs import PROJECT, compose_settings, train_here
 
 from train import Refusal
 from train.folder import open_run
-from train.metrics import MetricsFile, read_rows
+from train.metrics import COLUMNS, TableFile, read_rows
 from train.snapshots import newest_checkpoint
 
 LIKE_FLASH_RUN = ("attn=flash", "precision=bf16", "steps=6", "snapshots.every=2")
@@ -130,14 +130,14 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 def send_at_step(monkeypatch, step, number):
     """Make the process signal itself while it writes the metrics of `step`."""
-    append = MetricsFile.append
+    append = TableFile.append
 
     def append_and_signal(self, row):
         append(self, row)
-        if row["step"] == step:
+        if row["step"] == step and "loss" in row:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(MetricsFile, "append", append_and_signal)
+    monkeypatch.setattr(TableFile, "append", append_and_signal)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -204,14 +204,15 @@ def test_a_longer_run_can_continue_a_finished_one_and_equals_an_uninterrupted_on
 
 
 def test_rows_behind_the_checkpoint_and_half_written_ones_are_dropped(tmp_path):
-    file = MetricsFile(tmp_path)
+    path = tmp_path / "metrics.csv"
+    file = TableFile(path, COLUMNS, 0)
     for step in (1, 2, 3):
-        file.append({"step": step, "loss": 0.5, "grad_norm": 1.0, "lr": 0.1})
+        file.append(dict.fromkeys(COLUMNS, 0.5) | {"step": step})
     file.close()
-    with open(tmp_path / "metrics.csv", "a") as text:
+    with open(path, "a") as text:
         text.write("4,0.5")
-    MetricsFile(tmp_path, resume_at=2).close()
-    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["1", "2"]
+    TableFile(path, COLUMNS, 2).close()
+    assert [row["step"] for row in read_rows(path)] == ["1", "2"]
 
 
 def test_memory_is_kept_by_the_process_on_linux():

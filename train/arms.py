@@ -75,7 +75,7 @@ class Tiled:
         import torch
 
         self.options = {"policy": policy, "algorithm": algorithm, "tile": tile, "exp": exp}
-        self._random = "stochastic" in repr(policy)
+        self.random = "stochastic" in repr(policy)
         self.generator = torch.Generator()
 
     def start(self, data_seed: int, step: int) -> None:
@@ -85,7 +85,7 @@ class Tiled:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from fa_study.gradients import tiled_attention
 
-        return tiled_attention(q, k, v, generator=self.generator if self._random else None, **self.options)
+        return tiled_attention(q, k, v, generator=self.generator if self.random else None, **self.options)
 
 
 def attention_function(attn: DictConfig, precision: str, device: str) -> Attend:

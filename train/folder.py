@@ -3,8 +3,9 @@
 runs/<name>/
     config.yaml      the resolved settings
     manifest.json    state (running, interrupted, finished), versions, commit, device, operators, snapshots
-    metrics.csv      loss and norms
+    metrics.csv      loss and norms; logits.csv: the largest logit of each layer; deviation.csv: the deviation probe
     weights/         step-000100.safetensors
+    predictions/     step-000100.safetensors: the output on a held-out batch
     checkpoint/      what resuming needs
     samples.png      pictures drawn at the end
     wandb/           Weights & Biases' own files
@@ -22,10 +23,10 @@ import shutil
 import time
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from train import Refusal
-from train.settings import difference, results_settings, save_settings
+from train.settings import difference, save_settings
 from train.system import describe
 
 
@@ -63,10 +64,14 @@ class RunFolder:
         self.manifest |= entries
         write_whole(self.path / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
 
-    def record_snapshot(self, step: int, file: str, sha256: str, dtype: str) -> None:
+    def snapshot(self, step: int) -> dict:
+        """A snapshot's line of the manifest."""
+        return next(line for line in self.manifest["snapshots"] if line["step"] == step)
+
+    def record_snapshot(self, step: int, **about: object) -> None:
         """Add a snapshot's line to the manifest, in place of an older line for the same step."""
         lines = [line for line in self.manifest["snapshots"] if line["step"] != step]
-        lines.append({"step": step, "file": file, "sha256": sha256, "dtype": dtype})
+        lines.append({"step": step, **about})
         self.update(snapshots=sorted(lines, key=lambda line: line["step"]))
 
     def __enter__(self) -> RunFolder:
@@ -146,11 +151,7 @@ def open_run(path: Path, settings: DictConfig) -> RunFolder:
 
 
 def _refuse_other_settings(path: Path, settings: DictConfig) -> None:
-    there = results_settings(OmegaConf.load(path / "config.yaml"))
-    here = results_settings(settings)
-    if here["device"] == "auto":  # not looked up yet
-        here["device"] = there["device"]
-    differs = difference(there, here)
+    differs = difference(path, settings)
     if differs:
         raise Refusal(f"{path} was made with other settings: {differs}; remove it with `rm -r {path}` or set runs_dir")
 
@@ -160,15 +161,17 @@ def _take_over(source: Path, target: Path, settings: DictConfig) -> dict:
     manifest = read_manifest(source)
     if manifest is None or manifest["state"] != "finished":
         raise Refusal(f"continue_from={source} is not a finished run's folder; give one")
-    there = results_settings(OmegaConf.load(source / "config.yaml"))
-    differs = difference(there | {"steps": settings.steps}, results_settings(settings))
+    differs = difference(source, settings, ignore=("steps",))
     if differs:
         raise Refusal(f"continue_from={source} was made with other settings: {differs}; only steps may differ")
-    if there["steps"] >= settings.steps:
-        raise Refusal(f"continue_from={source} has {there['steps']} steps; ask for more than steps={settings.steps}")
-    for name in ("weights", "checkpoint"):
-        shutil.copytree(source / name, target / name, dirs_exist_ok=True)
-    shutil.copy2(source / "metrics.csv", target / "metrics.csv")
+    steps = max(line["step"] for line in manifest["snapshots"])
+    if steps >= settings.steps:
+        raise Refusal(f"continue_from={source} has {steps} steps; ask for more than steps={settings.steps}")
+    for part in source.iterdir():
+        if part.name in ("weights", "checkpoint", "predictions"):
+            shutil.copytree(part, target / part.name, dirs_exist_ok=True)
+        elif part.suffix == ".csv":
+            shutil.copy2(part, target / part.name)
     return {"continued_from": source.name, "snapshots": manifest["snapshots"]}
 
 

@@ -1,33 +1,34 @@
-"""metrics.csv: one row per logged step. It holds nothing that depends on the clock, so equal runs have equal files."""
+"""Tables of a run, a row per logged step. Nothing in them depends on the clock: equal runs have equal files."""
 
 from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-COLUMNS = ("step", "loss", "grad_norm", "lr")
+COLUMNS = ("step", "loss", "grad_norm", "lr", "update_norm", "largest_logit")
 
 
-class MetricsFile:
-    """metrics.csv of a run folder, opened for appending behind the row of step `resume_at`.
+class TableFile:
+    """A CSV file of a run folder, opened for appending behind the rows of step `resume_at`.
 
     Rows of later steps, written before an interruption, are dropped: the resumed run writes them again.
     """
 
-    def __init__(self, folder: Path, resume_at: int = 0) -> None:
-        self.path = folder / "metrics.csv"
-        rows = [row for row in read_rows(self.path) if int(row["step"]) <= resume_at]
-        temporary = self.path.with_name(".metrics.csv.tmp")
+    def __init__(self, path: Path, columns: Sequence[str], resume_at: int) -> None:
+        self.path = path
+        rows = [row for row in read_rows(path) if int(row["step"]) <= resume_at]
+        temporary = path.with_name(f".{path.name}.tmp")
         with open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(temporary, self.path)
-        self._file = open(self.path, "a", newline="", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+        os.replace(temporary, path)
+        self._file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
 
-    def append(self, row: dict[str, float]) -> None:
+    def append(self, row: dict[str, object]) -> None:
         """Write a row at once, so that a killed run keeps it."""
         self._writer.writerow(row)
         self._file.flush()
@@ -37,7 +38,7 @@ class MetricsFile:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The complete rows of a metrics.csv; none if there is no file. A last line cut off by a kill is left out."""
+    """The complete rows of a table; none if there is no file. A last line cut off by a kill is left out."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")

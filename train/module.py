@@ -48,15 +48,23 @@ class TextToImage(pl.LightningModule):
         """Batch number `step`, on the model's device."""
         settings = self.settings
         batch = self.data.batch(settings.data_seed, step, settings.batch_size, settings.data.caption_dropout)
+        return self.on_device(batch)
+
+    def on_device(self, batch: Batch) -> Batch:
+        """The batch with its tensors on the model's device."""
         return Batch(*(tensor.to(self.device) for tensor in batch))
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean squared error of the predicted noise, in FP32 or wider."""
+    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(predicted noise, noise) of a batch, both (B, 3, P, P) in FP32 or wider."""
         wide = torch.promote_types(self.dtype, torch.float32)
         pictures, noise = batch.pictures.to(wide), batch.noise.to(wide)
         noisy = self.schedule.add_noise(pictures, noise, batch.timesteps)
         predicted = self(noisy.to(self.dtype), batch.timesteps, batch.tokens)
-        return F.mse_loss(predicted.to(wide), noise)
+        return predicted.to(wide), noise
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean squared error of the predicted noise, in FP32 or wider."""
+        return F.mse_loss(*self.predict(batch))
 
     def training_step(self, _, batch_idx: int) -> Tensor:
         # Keyed by the number of steps done, not by what the loader yields: Lightning replays batches on resuming.
@@ -66,6 +74,10 @@ class TextToImage(pl.LightningModule):
         parts = [Batch(*part) for part in zip(*(tensor.chunk(self.settings.batch_split) for tensor in batch))]
         loss = sum(self.loss(part) * (len(part.indices) / len(batch.indices)) for part in parts)
         self.measured["loss"] = loss.detach()
+        if not torch.isfinite(loss) and self.settings.on_nan == "stop":
+            from train.watch import refuse_non_finite_loss
+
+            refuse_non_finite_loss(self, batch, step)
         return loss
 
     def train_dataloader(self) -> DataLoader:

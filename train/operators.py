@@ -9,12 +9,11 @@ import contextlib
 import os
 
 import torch
-from diffusers.models.attention_processor import Attention
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from train.arms import key_tile
-from train.attention import attention_layers
+from train.attention import attention_layers, observing
 from train.module import TextToImage
 
 
@@ -63,24 +62,19 @@ def record_operators(module: TextToImage) -> list[dict]:
     batch 0 and changes neither weights nor random state.
     """
     settings = module.settings
-    names = {id(layer): name for name, layer in attention_layers(module.denoiser).items()}
-    calls: list[tuple[Attention, Tensor, Tensor, Tensor]] = []
-    processors = {id(layer.processor): layer.processor for layer in attention_layers(module.denoiser).values()}
-    for processor in processors.values():
-        processor.observer = lambda *call: calls.append(call)
+    layers = attention_layers(module.denoiser)
+    calls: list[tuple[str, Tensor, Tensor, Tensor]] = []
     batch = module.batch(0)
-    with torch.no_grad():
+    with torch.no_grad(), observing(module.denoiser, lambda name, q, k, v, out: calls.append((name, q, k, v))):
         module.start_step(0)
         module(batch.pictures[:1].to(module.dtype), batch.timesteps[:1], batch.tokens[:1])
-    for processor in processors.values():
-        processor.observer = None
     rows = []
-    for layer, q, k, v in calls:
-        forward, backward = operators_of(layer.processor.attend, q, k, v)
+    for name, q, k, v in calls:
+        forward, backward = operators_of(layers[name].processor.attend, q, k, v)
         tile = key_tile(settings.attn, q.device.type, q.shape[-1])
         row = {
-            "layer": names[id(layer)],
-            "kind": "cross" if layer.is_cross_attention else "self",
+            "layer": name,
+            "kind": "cross" if layers[name].is_cross_attention else "self",
             "heads": q.shape[1],
             "queries": q.shape[2],
             "keys": k.shape[2],

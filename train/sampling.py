@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import DDIMScheduler
+from omegaconf import DictConfig
 from PIL import Image
 from torch import Tensor
 
@@ -46,6 +47,24 @@ def sample(module: TextToImage, captions: list[str], steps: int, guidance: float
             pictures = schedule.step(without + guidance * (with_caption - without), timestep, pictures).prev_sample
     module.train(training)
     return pictures.clamp(-1, 1)
+
+
+def draw(module: TextToImage, settings: DictConfig, path: Path) -> Path:
+    """Sample `settings.count` pictures for the fixed captions and save them as one picture.
+
+    Must run inside the precision's forward context.
+    """
+    module.start_step(-1)
+    captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(settings.count)]
+    path.parent.mkdir(exist_ok=True)
+    return save_grid(sample(module, captions, settings.steps, settings.guidance), path)
+
+
+def join_strip(folder: Path, path: Path) -> Path:
+    """Put the pictures of a folder below each other, by name: the samples over training."""
+    rows = [np.asarray(Image.open(file)) for file in sorted(folder.glob("step-*.png"))]
+    Image.fromarray(np.concatenate(rows)).save(path)
+    return path
 
 
 def save_grid(pictures: Tensor, path: Path, zoom: int = 2, gap: int = 2) -> Path:

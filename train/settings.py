@@ -20,6 +20,9 @@ GROUPS = ("attn", "precision", "model", "data", "logger", "experiment")
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "finished": ("refuse", "skip"),
+    "on_nan": ("stop", "continue"),
+    "snapshots.predictions": (True, False),
+    "sampling.strip": (True, False),
     "model.size": ("tiny", "small", "base"),
     "data.pixels": (16, 32, 64),
     "attn.algorithm": ("baseline", "fa1", "fa2", "fa4"),
@@ -30,7 +33,7 @@ CHOICES = {
 }
 POSITIVE = ("steps", "batch_size", "batch_split", "threads", "snapshots.every", "log_every", "sampling.steps")
 POSITIVE_OF_SOME_ARMS = ("attn.tile_rows", "attn.tile_keys")
-NATURAL = ("seed", "data_seed", "twin", "repeat", "sampling.count")
+NATURAL = ("seed", "data_seed", "twin", "repeat", "sampling.count", "probe.deviation_every")
 # Settings that say where a run goes or what is reported on the way, and change nothing that it computes.
 ELSEWHERE = ("runs_dir", "finished", "continue_from", "logger.mode", "logger.project")
 
@@ -129,8 +132,18 @@ def check_overrides(arguments: Sequence[str]) -> None:
             raise Refusal(f"there is no option {key}; {hint}the options are {', '.join(allowed)}")
 
 
-def difference(there: dict[str, object], here: dict[str, object]) -> str:
-    """What differs between two sets of settings, as text; empty if nothing does."""
+def difference(path: Path, settings: DictConfig, ignore: Sequence[str] = ()) -> str:
+    """What differs between the settings kept in a run folder and these, as text; empty if nothing does.
+
+    An option that the folder's config.yaml does not know yet had what is its default now.
+    """
+    kept = OmegaConf.load(path / "config.yaml")
+    chosen = {group: kept[group].name for group in ("attn", "precision", "model", "data")}
+    usual = {key: value for key, value in defaults(chosen).items() if key not in ELSEWHERE}
+    there, here = {**usual, **results_settings(kept)}, results_settings(settings)
+    if here["device"] == "auto":  # not looked up yet
+        here["device"] = there["device"]
+    there, here = ({key: value for key, value in side.items() if key not in ignore} for side in (there, here))
     keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
     return ", ".join(f"{key} is {there.get(key)} there and {here.get(key)} here" for key in keys)
 

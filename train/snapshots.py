@@ -63,7 +63,7 @@ def write_weights(module: torch.nn.Module, folder: RunFolder, step: int) -> Path
         if line["step"] == step and line["sha256"] != sha256:
             raise RuntimeError(f"{path} has other bits than before the interruption: {sha256}, was {line['sha256']}")
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
-    folder.record_snapshot(step, f"weights/{path.name}", sha256, "+".join(sorted(dtypes)))
+    folder.record_snapshot(step, file=f"weights/{path.name}", sha256=sha256, dtype="+".join(sorted(dtypes)))
     return path
 
 
