@@ -42,10 +42,6 @@ class Weights(Mapping):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._regions[name].read()
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
-        return self._regions[name].shape
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._regions)
 
