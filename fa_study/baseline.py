@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
-from fa_study.call import Call, key_tiles
+from fa_study.call import Call
 
 
 def run_baseline(call: Call):
     """Yields (chunk, out (B, H, R, Dv), lse (B, H, R, 1), largest scores, counts) for every chunk of rows."""
-    (keys,), W = key_tiles(call.shapes.S, call.shapes.S)
+    (keys,), W = call.key_tiles(call.shapes.S)
     for chunk in call.chunks(16, W):
         dead, bias = call.features.tile(chunk.rows, chunk.R, keys, W, chunk.q.device)
         sites, R = call.sites, chunk.length

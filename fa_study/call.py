@@ -72,6 +72,12 @@ class Call:
         self.key_offset, self.generator = key_offset, generator
         self.sites = Sites(policy, policy.carrier, generator, counting=True)
         q, k, v = (self.round_input(x) for x in (q, k, v))
+        # What nobody sees is taken out first, so that it can decide neither a bound nor a path.
+        rows_seen, keys_seen = features.seen()
+        if rows_seen is not None:
+            q = q.masked_fill(~rows_seen.unsqueeze(-1), 0.0)
+        if keys_seen is not None:
+            k, v = (x.masked_fill(~keys_seen.unsqueeze(-1), 0.0) for x in (k, v))
         self.finite_qk = bool(q.isfinite().all() and k.isfinite().all())
         self.finite_v = bool(v.isfinite().all())
 
@@ -120,6 +126,12 @@ class Call:
         if self.policy.carrier == torch.float64:
             wide = wide.double()
         return self.sites("inputs", wide).to(self.policy.carrier)
+
+    def key_tiles(self, size: int) -> tuple[list[slice], int]:
+        """The slices of the key tiles, and the padded width that all of them get."""
+        S = self.shapes.S
+        width = tile_width(min(size, S), self.narrow_scores and not self.native)
+        return [slice(j, min(j + size, S)) for j in range(0, S, size)], width
 
     def chunks(self, step: int, width: int) -> Iterator[Chunk]:
         """The rows in chunks of a multiple of `step`, so that a chunk of scores (B, H, R, width) stays in cache."""
@@ -267,9 +279,3 @@ def _is_uniform(policy: RoundingPolicy, rounding: Rounding) -> bool:
     products = policy.products
     plain = products.every is None and products.promote is None and products.format == Rounding(FP32)
     return plain and all(getattr(policy, site) == rounding for site in SITES if not site.startswith(("grad", "delta")))
-
-
-def key_tiles(keys: int, size: int) -> tuple[list[slice], int]:
-    """The slices of the key tiles, and the padded width that all of them get."""
-    width = tile_width(min(size, keys))
-    return [slice(j, min(j + size, keys)) for j in range(0, keys, size)], width

@@ -75,6 +75,17 @@ class Features:
         """Whether any key may be absent for a row."""
         return self.mask is not None or self.bias_hides or self.low is not None or self.high is not None
 
+    def seen(self) -> tuple[Tensor | None, Tensor | None]:
+        """By mask and bias: rows that see a key (B, H, L), keys that a row of any head sees (B, 1, S); None for all."""
+        live = self.mask
+        if self.bias_hides:
+            shown = self.bias != -math.inf
+            live = shown if live is None else live & shown
+        if live is None:
+            return None, None
+        rows, keys = live.any(3), live.any(2).any(1, keepdim=True)
+        return (rows if rows.shape[2] > 1 else None), (keys if keys.shape[2] > 1 else None)
+
     def is_dead(self, rows: slice, keys: slice) -> bool:
         """Whether causal order and window alone leave no key of the tile to any of the rows."""
         beyond = self.high is not None and keys.start > rows.stop - 1 + self.high

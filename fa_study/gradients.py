@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fa_study.call import Call, Chunk, key_tiles
+from fa_study.call import Call, Chunk
 from fa_study.exponentials import Exponential
 from fa_study.features import check_features, check_shapes
 from fa_study.forward import baseline_attention, check_tile, flash_attention
@@ -177,7 +177,7 @@ class _Backward:
 
     def run(self, tile: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         call, s = self.call, self.call.shapes
-        tiles, W = key_tiles(s.S, s.S if self.baseline else tile[1])
+        tiles, W = call.key_tiles(s.S if self.baseline else tile[1])
         chunks = call.chunks(16, W) if self.baseline else self._row_tiles(tile[0])
         for chunk in chunks:
             dout = self._rows(self.dout, chunk, 0.0)

@@ -23,9 +23,12 @@ def round_up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def tile_width(keys: int) -> int:
-    """Padded number of keys of a tile: 16, 32, or a multiple of 64."""
-    return 16 if keys <= 16 else 32 if keys <= 32 else round_up(keys, 64)
+def tile_width(keys: int, narrow: bool = False) -> int:
+    """Padded number of keys of a tile: 16, 32, or a multiple of 64.
+
+    At least 32 for narrow products, because one of 16 x 16 x 16 does not reach the matrix units.
+    """
+    return 16 if keys <= 16 and not narrow else 32 if keys <= 32 else round_up(keys, 64)
 
 
 def slab(dtype: torch.dtype, narrow: bool = False) -> int:
@@ -71,8 +74,7 @@ def product(
     """
     if a.dtype != torch.bfloat16 and not accumulation.is_native(a.dtype):
         return matmul(a, b, accumulation, generator)
-    # The smallest products never reach the matrix units; whether one is so small must not depend on rows and heads.
-    narrow = narrow and a.dtype == torch.float32 and a.shape[-1] * b.shape[-1] > 256
+    narrow = narrow and a.dtype == torch.float32
     terms, step = a.shape[-1], slab(a.dtype, narrow)
     with float32_products("bf16" if narrow else "ieee"):
         total = torch.bmm(a[..., :step], b[:, :step], out=out)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fa_study.call import Call, Chunk, key_tiles
+from fa_study.call import Call, Chunk
 
 ALGORITHMS = ("fa1", "fa2", "fa4")
 Shift = Callable[[Tensor, Tensor], Tensor]
@@ -51,7 +51,7 @@ class Rows:
 
 def run_tiles(call: Call, options: TileOptions):
     """Yields (rows, out (B, H, R, Dv), lse (B, H, R, 1), largest scores, counts) for every chunk of rows."""
-    tiles, W = key_tiles(call.shapes.S, options.Bc)
+    tiles, W = call.key_tiles(options.Bc)
     for chunk in call.chunks(options.Br, W):
         s = call.shapes
         column = torch.full((s.B, s.H, chunk.R, 1), -math.inf, dtype=call.carrier, device=chunk.q.device)
