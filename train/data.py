@@ -11,7 +11,7 @@ import io
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +49,7 @@ class CaptionedPictures:
     tokenizer: CaptionTokenizer
     held_out_pictures: Tensor  # some that no batch contains, (8, 3, P, P)
     held_out_captions: list[str]
+    unreadable: list[str] = field(default_factory=list)  # files that were left out
 
     def __post_init__(self) -> None:
         self.tokens = self.tokenizer(self.captions)
@@ -164,5 +165,9 @@ def load_emoji(pixels: int) -> CaptionedPictures:
 
 
 def load_data(settings) -> CaptionedPictures:
-    """The data set that `settings.data` (name, pixels) asks for."""
+    """The data set that `settings.data` (name, pixels, and path for a folder) asks for."""
+    if settings.data.name == "folder":
+        from train.picture_folder import load_folder
+
+        return load_folder(Path(settings.data.path), settings.data.pixels)
     return load_emoji(settings.data.pixels)

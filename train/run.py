@@ -38,6 +38,8 @@ from train.system import choose_device, set_up_torch
 def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
     """Train until the last step or a signal; returns 0, or the number of the signal."""
     check_settings(settings)
+    if settings.data.get("path"):
+        settings.data.path = str(Path(settings.data.path).resolve())
     shown = Path(settings.runs_dir) / run_name(settings)
     if skip_finished(shown, settings, command):  # before anything slow is imported
         print(f"{shown} is finished: skipped", flush=True)

@@ -103,6 +103,8 @@ def check_settings(settings: DictConfig) -> None:
     for key, value in flat({name: dict(settings[name]) for name in ("optimizer",)}).items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise Refusal(f"{key}={value} is not allowed; use a number of at least 0")
+    if settings.data.name == "folder" and not settings.data.path:
+        raise Refusal("data=folder needs a folder; give data.path=/path/to/pictures")
     if not 0 <= values.get("data.caption_dropout", 0) <= 1:
         raise Refusal(f"data.caption_dropout={values['data.caption_dropout']} is no probability; use 0 to 1")
 
