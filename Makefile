@@ -5,7 +5,7 @@ STAMP := .venv/installed
 # One thread for each of the processes that run side by side: on few cores threads hinder each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help venv test test-slow book demo bench lint clean
+.PHONY: help venv test test-slow test-book book pdf demo bench lint clean
 
 help:
 	@echo "Targets (times on 2 cores)"
@@ -14,7 +14,9 @@ help:
 	@echo "  make demo       only the four demonstration runs             4 min, 0.1 GB under runs/"
 	@echo "  make test-slow  the exhaustive tests                         1 h or more"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
-	@echo "  make lint       ruff over all Python                         1 s"
+	@echo "  make lint       ruff, spelling, types                        10 s"
+	@echo "  make test-book  the built book in Chrome or Chromium         5 min after make book"
+	@echo "  make pdf        the book as one PDF, printed by the browser  1 min after make demo"
 	@echo "  make venv       only the set-up, into .venv                  2 min, 2.2 GB"
 	@echo "  make clean      remove the built book (runs and .venv stay)"
 
@@ -41,11 +43,22 @@ book: demo
 	$(ONE_THREAD) $(BIN)/jupyter-book build -W -n --keep-going book/
 	@echo "The book: $(CURDIR)/book/_build/html/index.html"
 
+test-book: book
+	$(BIN)/python tests/browser/find_browser.py
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 tests/browser/check_files.py tests/browser/check_pages.py
+
+pdf: demo
+	$(ONE_THREAD) $(BIN)/jupyter-book build -W -n --keep-going --builder singlehtml book/
+	$(BIN)/python tests/browser/print_book.py
+
 bench: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python tests/benchmarks/run.py
 
+# dout is the gradient of the output; sise a misspelt setting that a test gives.
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	git ls-files -z '*.py' '*.md' '*.yml' '*.yaml' '*.toml' Makefile | xargs -0 $(BIN)/codespell --ignore-words-list dout,nd,sise
+	$(BIN)/ty check fa_study train
 
 clean:
 	rm -rf book/_build

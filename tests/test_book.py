@@ -4,6 +4,7 @@ What the real pages look like in a browser is tested by `make test-book`.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -154,7 +155,8 @@ def test_a_failing_cell_fails_the_build(book):
     book.notebook.write_text(page)
     result = book.build()
     assert result.returncode != 0
-    assert "OSError: broken" in result.stdout + result.stderr
+    # The traceback is coloured.
+    assert "OSError: broken" in re.sub(r"\x1b\[[0-9;]*m", "", result.stdout + result.stderr)
 
 
 def test_nothing_stops_a_slow_notebook_or_reuses_an_old_result():
