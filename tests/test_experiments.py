@@ -26,6 +26,13 @@ def test_inputs_are_a_function_of_the_seed_alone(distribution):
     assert not torch.equal(both[0][0], both[0][1])
 
 
+def test_the_trained_models_inputs_are_bf16_and_all_different():
+    q, k, v = draw("trained", range(20), L=32, S=1024, D=64)
+    assert (tuple(q.shape), tuple(k.shape), tuple(v.shape)) == ((20, 1, 32, 64), (20, 1, 1024, 64), (20, 1, 1024, 64))
+    assert all(torch.equal(x, x.bfloat16().double()) for x in (q, k, v))
+    assert len({float(x.sum()) for x in k}) == 20
+
+
 def test_inputs_have_the_moments_that_their_names_promise():
     values = {name: draw(name, [0], L=1, S=20_000, D=8)[1] for name in DISTRIBUTIONS}
     moments = {"normal": (0, 1), "uniform": (0.5, 1 / 12), "symmetric": (0, 1 / 3), "outliers": (0, 1.1)}
@@ -39,6 +46,10 @@ def test_inputs_have_the_moments_that_their_names_promise():
 def test_inputs_refuse_what_makes_no_sense():
     with pytest.raises(ValueError, match="distribution='cauchy' is unknown: use one of normal"):
         draw("cauchy", [0], L=1, S=1, D=1)
+    with pytest.raises(ValueError, match="heads of 64, got D=32"):
+        draw("trained", [0], L=1, S=1, D=32)
+    with pytest.raises(ValueError, match="has 1024 rows in k, got 2048"):
+        draw("trained", [0], L=1, S=2048, D=64)
     with pytest.raises(ValueError, match="positive"):
         draw("normal", [], L=1, S=1, D=1)
 

@@ -1,7 +1,9 @@
 """Keep real attention inputs of a trained model for the micro-benchmark: `python train/attention_inputs.py RUN_FOLDER`.
 
-Writes notebooks/data/trained_qkv.parquet: Q, K and V of the self-attention over a picture's pixels, for the
-pictures that would come next in training and every layer, rounded to BF16. B pictures, H heads, L = S pixels, D head size.
+Writes notebooks/data/trained_qkv.parquet: Q, K and V of the self-attention over a picture's pixels, in every layer and
+for the pictures that would come next in training, rounded to BF16.
+
+B pictures, H heads, L = S pixels, D head size.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from fa_study.experiments.fp8 import FP8
 from fa_study.experiments.law import LAW
 from fa_study.experiments.lengths import LENGTHS
 from fa_study.experiments.sweep import Sweep, forget_cells, run_sweep
-from fa_study.experiments.ten_times import TEN_TIMES
+from fa_study.experiments.ten_times import TEN_TIMES, TRAINED
 from fa_study.tables import DATA, commit, read_manifest, write_table
 
 # Table -> how it is made. A further table is a further line.
@@ -29,6 +29,7 @@ TABLES: dict[str, Sweep] = {
     "fig05_lengths.parquet": LENGTHS,
     "fig06_blocks.parquet": BLOCKS,
     "ten_times.parquet": TEN_TIMES,
+    "ten_times_trained.parquet": TRAINED,
     "control.parquet": CONTROL,
     "law.parquet": LAW,
     "attribution.parquet": ATTRIBUTION,

@@ -1,4 +1,4 @@
-"""The random inputs of the micro-benchmark: Q, K and V from five distributions, a function of the seed alone.
+"""The inputs of the micro-benchmark: Q, K and V from four distributions, a function of the seed alone, or real ones.
 
 Shape letters: B seeds (one batch entry each), L queries, S keys, D head size.
 """
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from fa_study.tables import read_table
 
 Draw = Callable[[tuple[int, ...], torch.Generator], Tensor]
 
@@ -50,19 +52,41 @@ LABELS = {
 def draw(distribution: str, seeds: Sequence[int], *, L: int, S: int, D: int) -> tuple[Tensor, Tensor, Tensor]:
     """Q (B, 1, L, D), K and V (B, 1, S, D) in float64, one batch entry per seed.
 
-    Every entry is a function of its own seed: other seeds beside it change nothing.
+    Every entry is a function of its own seed: other seeds beside it change nothing. With "trained", a seed is the number
+    of a stored sample: a layer of a small text-to-image model at work on a picture, its first S keys and L of its rows.
 
     Raises
     ------
     ValueError : the distribution is unknown, or a size is not positive.
     """
-    if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"distribution={distribution!r} is unknown: use one of {', '.join(DISTRIBUTIONS)}")
+    if distribution not in LABELS:
+        raise ValueError(f"distribution={distribution!r} is unknown: use one of {', '.join(LABELS)}")
     if min(L, S, D) < 1 or not len(seeds):
         raise ValueError(f"L, S, D and the number of seeds are positive, got {L}, {S}, {D} and {len(seeds)}")
+    if distribution == "trained":
+        return _trained(seeds, L, S, D)
     entries = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         entries.append([DISTRIBUTIONS[distribution]((1, n, D), generator) for n in (L, S, S)])
+    q, k, v = (torch.stack(x) for x in zip(*entries))
+    return q, k, v
+
+
+def _trained(seeds: Sequence[int], L: int, S: int, D: int) -> tuple[Tensor, Tensor, Tensor]:
+    table = read_table("trained_qkv.parquet")
+    values = [name for name in table if name.startswith("d")]
+    if D != len(values):
+        raise ValueError(f"the trained model has heads of {len(values)}, got D={D}")
+    entries = []
+    for seed in seeds:
+        sample = table[table["sample"] == seed]
+        tensors = []
+        for name, size in (("q", L), ("k", S), ("v", S)):
+            rows = sample.loc[sample["tensor"] == name, values].to_numpy()
+            if size > len(rows):
+                raise ValueError(f"sample {seed} of the trained model has {len(rows)} rows in {name}, got {size}")
+            tensors.append(torch.from_numpy(rows[:size]).double().unsqueeze(0))
+        entries.append(tensors)
     q, k, v = (torch.stack(x) for x in zip(*entries))
     return q, k, v

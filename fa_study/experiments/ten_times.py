@@ -51,6 +51,16 @@ def _cells() -> list[dict]:
 
 
 TEN_TIMES = Sweep(ten_times_cell, _cells())
+# On the inputs of a trained model, whose samples take the place of the seeds.
+TRAINED = Sweep(
+    ten_times_cell,
+    [
+        {"study": study, "distribution": "trained", "N": N, "format": f, "D": 64}
+        for study, lengths in (("grid", (256, 512, 1024)), ("algorithms", (1024,)), ("kernel", (1024,)))
+        for f, N in product(("bf16", "fp16"), lengths)
+    ],
+    seeds="samples 0 to 19 of trained_qkv.parquet",
+)
 
 
 def ratios(frame: pd.DataFrame, statistic: str = "rms") -> pd.DataFrame:
