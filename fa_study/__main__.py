@@ -11,6 +11,7 @@ import warnings
 COMMANDS = {
     "audit": "fa_study.audit.command",
     "compare": "fa_study.compare",
+    "kernels": "fa_study.kernel_table",
 }
 
 

@@ -192,7 +192,7 @@ def measure(
 def _cause(failed: pd.DataFrame, worst: pd.Series) -> list[Finding]:
     """What the error looks like: rows scaled as a whole."""
     share = failed.row_share.median()
-    if not share > 0.5:
+    if not share > 0.8:
         return []
     text = f"{share:.0%} of the squared error scales whole rows: the row sum is wrong or kept in too narrow a format"
     return [Finding("fail", "row-sum", text)]

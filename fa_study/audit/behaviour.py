@@ -36,14 +36,14 @@ def check_behaviour(subject: Subject, support: Support) -> Facts:
     dtype = support.dtypes[0]
     length = (113, 113) if (113, 203) in support.lengths else (128, 128)
     case = Case(dtype, *length, D=64 if 64 in support.head_sizes else support.head_sizes[0], seed=5)
-    _repeats(subject, case, facts)
+    check_repeats(subject, case, facts)
     _strides(subject, support, case, facts)
     _huge_scores(subject, support, facts)
     _nan_in_query(subject, case, facts)
     if "mask" in support.features:
-        _hidden_nan(subject, case, facts)
-        _padding(subject, support, case, facts)
-    _empty_rows(subject, support, facts)
+        check_hidden_nan(subject, case, facts)
+        check_padding(subject, support, case, facts)
+    check_empty_rows(subject, support, facts)
     for feature in ("mask", "causal"):
         if feature in support.features:
             _low_scores(subject, support, feature, facts)
@@ -51,7 +51,8 @@ def check_behaviour(subject: Subject, support: Support) -> Facts:
     return facts
 
 
-def _repeats(subject: Subject, case: Case, facts: Facts) -> None:
+def check_repeats(subject: Subject, case: Case, facts: Facts) -> None:
+    """The same call again, and one sequence of the batch alone."""
     q, k, v = case.inputs()
     runs = [subject.run_on(q, k, v) for _ in range(3)]
     if any(r.error for r in runs):
@@ -112,7 +113,8 @@ def _nan_in_query(subject: Subject, case: Case, facts: Facts) -> None:
         facts["NaN in a query"] = outcome.error
 
 
-def _hidden_nan(subject: Subject, case: Case, facts: Facts) -> None:
+def check_hidden_nan(subject: Subject, case: Case, facts: Facts) -> None:
+    """NaN in a key that a mask hides."""
     mask = torch.ones(1, 1, case.L, case.S, dtype=torch.bool)
     mask[..., 7] = False
     for name, place in (("K", 1), ("V", 2)):
@@ -123,7 +125,7 @@ def _hidden_nan(subject: Subject, case: Case, facts: Facts) -> None:
         facts[f"NaN in a hidden key's {name}"] = outcome.error or ("absent" if is_absent else "gives NaN")
 
 
-def _padding(subject: Subject, support: Support, case: Case, facts: Facts) -> None:
+def check_padding(subject: Subject, support: Support, case: Case, facts: Facts) -> None:
     """Keys that are padded and hidden, against the same call without them."""
     q, k, v = case.inputs()
     short = subject.run_on(q, k[:, :, :100], v[:, :, :100])
@@ -140,7 +142,7 @@ def _padding(subject: Subject, support: Support, case: Case, facts: Facts) -> No
     facts["padded and hidden keys"] = "same bits" if same_bits(short.out, padded.out) else "other bits"
 
 
-def _empty_rows(subject: Subject, support: Support, facts: Facts) -> None:
+def check_empty_rows(subject: Subject, support: Support, facts: Facts) -> None:
     """Rows without a key: by a mask, and by causal order where queries outnumber keys."""
     main = support.dtypes[0]
     if "mask" in support.features:

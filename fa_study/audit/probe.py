@@ -86,7 +86,7 @@ def probe(subject: Subject, *, quick: bool = True, causal: str | None = None, dt
             support.lengths.append((L, S))
     _try_grouped(subject, support, Case(main, Hkv=2))
     for feature in FEATURES:
-        _try_feature(subject, support, Case(main, features=(feature,)), feature, causal)
+        try_feature(subject, support, Case(main, features=(feature,)), feature, causal)
     for dtype in support.dtypes:
         _try_gradients(subject, support, Case(dtype))
     return support
@@ -122,7 +122,8 @@ def _try_grouped(subject: Subject, support: Support, case: Case) -> None:
     support.grouped = support.add("grouped heads", f"{case.H} query, {case.Hkv} key", case, outcome, {})
 
 
-def _try_feature(subject: Subject, support: Support, case: Case, feature: str, causal: str | None) -> None:
+def try_feature(subject: Subject, support: Support, case: Case, feature: str, causal: str | None = None) -> None:
+    """Find the keyword of a feature, and of `causal` the alignment, and check what it does."""
     spellings = subject.spellings(feature)
     if not spellings:
         support.tried.append(Tried(feature, "", "no", "no keyword for it"))
@@ -150,12 +151,12 @@ def _find_alignment(subject: Subject, support: Support, case: Case, expected: st
     if named:
         subject.keywords["causal"], subject.alignment = (keyword, own), own
         return
-    wide = case.replace(L=48, S=80)
+    wide = case.replace(S=2 * case.S)
     outcome = subject.run(wide)
     fits = [a for a in ("top_left", "bottom_right") if not outcome.error and _fits(outcome, wide, a)]
     if fits and expected in (None, *fits):
         subject.alignment = fits[0]
-        support.tried.append(Tried("causal alignment", "48 x 80", "yes", fits[0]))
+        support.tried.append(Tried("causal alignment", f"{wide.L} x {wide.S}", "yes", fits[0]))
     else:
         _check_alignment(subject, support, case, expected or "top_left", f"{keyword}={own!r}", outcome)
 
@@ -165,9 +166,9 @@ def _fits(outcome: Outcome, case: Case, alignment: str) -> bool:
 
 
 def _check_alignment(subject, support, case: Case, alignment: str, setting: str, outcome: Outcome | None = None):
-    wide = case.replace(L=48, S=80)
+    wide = case.replace(S=2 * case.S)
     outcome = outcome or subject.run(wide)
-    support.add("causal alignment", f"{setting} at 48 x 80", wide, outcome, wide.values(alignment))
+    support.add("causal alignment", f"{setting} at {wide.L} x {wide.S}", wide, outcome, wide.values(alignment))
 
 
 def _try_gradients(subject: Subject, support: Support, case: Case) -> None:

@@ -18,6 +18,14 @@ from fa_study.audit.subject import parameters_of
 START = 120.0  # seconds that importing the callable may take
 
 
+def split_target(target: str) -> tuple[str, str]:
+    """("my_kernels", "attention") from "my_kernels:attention"; ValueError if it is not of this form."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise ValueError(f"target {target!r}: use MODULE:FUNCTION or FILE.py:FUNCTION, such as my_kernels:attention")
+    return place, name
+
+
 def load_callable(target: str) -> Attention:
     """The function that "package.module:function" or "path/to/file.py:function" names.
 
@@ -26,9 +34,9 @@ def load_callable(target: str) -> Attention:
     ValueError
         If the target has not that form, cannot be imported, or names nothing that can be called.
     """
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        raise ValueError(f"target {target!r}: use MODULE:FUNCTION or FILE.py:FUNCTION, such as my_kernels:attention")
+    place, name = split_target(target)
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ValueError(f"there is no file {place}: name a Python file that exists, or a module")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except KeyboardInterrupt:
@@ -44,8 +52,6 @@ def load_callable(target: str) -> Attention:
 
 
 def _from_file(path: Path):
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -58,6 +64,7 @@ class Worker:
     """Runs jobs for one target. Calling it gives an `Outcome`, also when the process hangs or dies."""
 
     def __init__(self, target: str, limit: float = 30.0) -> None:
+        split_target(target)
         self.target, self.limit = target, limit
         self._context = multiprocessing.get_context("spawn")
         self._process = None

@@ -1,0 +1,196 @@
+"""Measure the real kernels of this machine: error, verdict, the rounding that predicts them, behaviour.
+
+  python -m fa_study kernels                     what there is, and a table of the kernels that need no compiling
+  python -m fa_study kernels --list              only what there is
+  python -m fa_study kernels --all --out FILE    everything that can run here, into a table (.csv or .parquet)
+
+Exit codes: 0 measured, 1 user error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fa_study.audit.accuracy import eager, gradient_references, judge, truth
+from fa_study.audit.behaviour import check_behaviour, check_repeats
+from fa_study.audit.calls import Direct
+from fa_study.audit.cases import Case
+from fa_study.audit.policies import score
+from fa_study.audit.probe import Support, try_feature
+from fa_study.audit.subject import Subject, parameters_of
+from fa_study.kernels import FIRST_CALL, KERNELS, Kernel, available_kernels, installed_version, kernel
+from fa_study.tables import write_table
+
+# Behaviour, as the audit words its questions -> column.
+FACTS = {
+    "empty row, by mask": "empty_row_mask",
+    "empty row, causal": "empty_row_causal",
+    "NaN in a hidden key's K": "hidden_nan_k",
+    "NaN in a hidden key's V": "hidden_nan_v",
+    "NaN in a query": "nan_query",
+    "run to run": "run_to_run",
+    "batch size": "batch_size",
+    "padded and hidden keys": "padded_keys",
+    "no keys": "no_keys",
+}
+COLUMNS = (
+    *("kernel", "package", "version", "device", "dtype", "runs", "reason"),
+    *("max_error", "rms_error", "ratio", "verdict", "gradient_error", "gradient_ratio", "gradient_verdict"),
+    *("policies", "r2", "equal", "alignment", *FACTS.values(), "seconds"),
+)
+
+
+def kernel_cases(dtype: str, slow: bool) -> list[Case]:
+    """Four cases to fit and check policies on; one shape for kernels that compile for each."""
+    start = Case(dtype, L=64, S=512, B=1, H=2, Hkv=2)
+    start = start.replace(L=256, S=256) if slow else start
+    return [
+        start.replace(seed=11),
+        start.replace(seed=12, logits=2.0),
+        start.replace(seed=13, distribution="positive"),
+        start.replace(seed=14),
+    ]
+
+
+def measure_kernel(k: Kernel, dtype: str) -> dict[str, object]:
+    """A row of the table for one kernel and dtype."""
+    start = time.perf_counter()
+    row = dict.fromkeys(COLUMNS) | {
+        "kernel": k.name,
+        "package": k.package,
+        "version": installed_version(k),
+        "device": k.device,
+        "dtype": dtype,
+        "runs": False,
+    }
+    named, _ = parameters_of(k.function)
+    subject = Subject(Direct(k.function, FIRST_CALL), k.name, named, False, k.device)
+    cases, data = kernel_cases(dtype, bool(k.slow)), []
+    for case in cases:
+        outcome = subject.run(case)
+        if outcome.error:
+            return row | {"reason": outcome.error}
+        data.append((case, outcome.out, truth(case, "top_left")))
+    row["runs"] = True
+    judged = [judge(case, "out", out, golden, eager(case, "top_left")) for case, out, golden in data]
+    row |= _worst(judged)
+    row |= _gradients(subject, cases[0])
+    table, _ = score(data[::2], data[1::2])
+    chosen = table[table.chosen]
+    best = chosen.iloc[0] if len(chosen) else table.iloc[0]
+    row["policies"] = "; ".join(chosen.policy) if len(chosen) else f"none fits; nearest: {best.policy}"
+    row |= {"r2": best.r2_check, "equal": best.equal}
+    row |= _behaviour(subject, k, dtype)
+    return row | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _worst(judged: list[dict]) -> dict[str, object]:
+    worst = max(judged, key=lambda j: j["ratio"] if j["ratio"] == j["ratio"] else math.inf)
+    verdicts = [j["verdict"] for j in judged]
+    return {
+        "max_error": worst["max_error"],
+        "rms_error": worst["rms_error"],
+        "ratio": worst["ratio"],
+        "verdict": "fail" if "fail" in verdicts else "pass",
+    }
+
+
+def _gradients(subject: Subject, case: Case) -> dict[str, object]:
+    outcome = subject.run(case, gradients=True)
+    if outcome.error:
+        return {"gradient_verdict": f"none: {outcome.error}"}
+    golden, standard = gradient_references(case, "top_left")
+    names = ("dq", "dk", "dv")
+    worst = _worst([judge(case, *parts) for parts in zip(names, outcome.gradients, golden, standard)])
+    return {f"gradient_{name}": worst[old] for name, old in (("error", "max_error"), ("ratio", "ratio"))} | {
+        "gradient_verdict": worst["verdict"]
+    }
+
+
+def _behaviour(subject: Subject, k: Kernel, dtype: str) -> dict[str, object]:
+    L = 128 if k.slow else 64
+    support = Support(dtypes=[dtype], head_sizes=[64], lengths=[(128, 128)])
+    case = Case(dtype, L=L, S=L, H=2, Hkv=2)
+    try_feature(subject, support, case.replace(features=("causal",)), "causal")
+    row: dict[str, object] = {"alignment": subject.alignment or "no causal of its own"}
+    if k.slow:
+        facts: dict[str, str] = {}
+        check_repeats(subject, case, facts)
+    else:
+        try_feature(subject, support, case.replace(features=("mask",)), "mask")
+        facts = check_behaviour(subject, support)
+    return row | {column: facts.get(question, "") for question, column in FACTS.items()}
+
+
+def measure_kernels(names: list[str], say=print) -> pd.DataFrame:
+    """A row per kernel and dtype; a single row with the reason for a kernel that cannot run here."""
+    rows = []
+    for name in names:
+        k = kernel(name)
+        reason = k.reason()
+        if reason:
+            about = {"kernel": name, "package": k.package, "version": installed_version(k), "device": k.device}
+            rows.append(dict.fromkeys(COLUMNS) | about | {"runs": False, "reason": reason})
+            continue
+        for dtype in k.dtypes:
+            row = measure_kernel(k, dtype)
+            rows.append(row)
+            say(f"{name} {dtype}: {row['reason'] or row['verdict']}, {row['seconds'] or 0} s")
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--list", action="store_true", help="say what there is and measure nothing")
+    parser.add_argument("--all", action="store_true", help="also kernels that compile or are interpreted")
+    parser.add_argument("--kernel", action="append", metavar="NAME", help="only this one; may be repeated")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="only kernels of this device")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table: .csv or .parquet, and manifest.json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, measure, write; returns the exit code."""
+    if args.out and args.out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out {args.out}: a table's name ends in .csv or .parquet")
+    console = Console()
+    console.width = console.width if console.is_terminal else 200
+    if args.list:
+        found = available_kernels(args.device)
+        _show(console, "Kernels", found, ("name", "version", "device", "dtypes", "reason"))
+        return 0
+    names = [kernel(n).name for n in args.kernel or KERNELS]
+    names = [n for n in names if args.device in (None, KERNELS[n].device)]
+    left_out = [] if args.all or args.kernel else [n for n in names if KERNELS[n].slow and not KERNELS[n].reason()]
+    names = [n for n in names if n not in left_out]
+    running = [n for n in names if not KERNELS[n].reason()]
+    print(f"measuring {', '.join(running) or 'nothing'} with {torch.get_num_threads()} thread(s)", flush=True)
+    if left_out:
+        print(f"left out, since they are compiled or interpreted (--all measures them): {', '.join(left_out)}")
+    frame = measure_kernels(names, lambda text: print(text, flush=True))
+    shown = ("kernel", "dtype", "max_error", "ratio", "verdict", "gradient_ratio", "r2", "equal", "policies")
+    _show(console, "Measured", frame[frame.runs], shown)
+    _show(console, "Cannot run here", frame[~frame.runs.astype(bool)], ("kernel", "dtype", "reason"))
+    if args.out:
+        options = " --all" if args.all else "".join(f" --kernel {n}" for n in args.kernel or [])
+        write_table(
+            frame, args.out.name, command=f"python -m fa_study kernels{options} --out FILE", folder=args.out.parent
+        )
+    return 0
+
+
+def _show(console: Console, title: str, frame: pd.DataFrame, columns: tuple[str, ...]) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for values in frame[list(columns)].itertuples(index=False):
+        table.add_row(*("" if v is None or v != v else f"{v:.3g}" if isinstance(v, float) else str(v) for v in values))
+    console.print(table)

@@ -1,0 +1,88 @@
+"""PyTorch's own kernels: scaled_dot_product_attention by backend, and FlexAttention.
+
+Shape letters: B batch, H query heads, Hkv key heads, L queries, S keys, D head size.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+def _sdpa(backend: SDPBackend, q, k, v, causal, mask, bias, scale) -> Tensor:
+    extra = bias if mask is None else mask
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=extra, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+
+def flash(q, k, v, *, causal: bool = False, mask=None, bias=None, scale: float | None = None) -> Tensor:
+    """The flash kernel of the tensors' device. On CUDA it takes no mask and no bias."""
+    return _sdpa(SDPBackend.FLASH_ATTENTION, q, k, v, causal, mask, bias, scale)
+
+
+def math(q, k, v, *, causal: bool = False, mask=None, bias=None, scale: float | None = None) -> Tensor:
+    """The math kernel: FP32 inside for 16-bit inputs."""
+    return _sdpa(SDPBackend.MATH, q, k, v, causal, mask, bias, scale)
+
+
+def math_reduced(q, k, v, *, causal: bool = False, mask=None, bias=None, scale: float | None = None) -> Tensor:
+    """The math kernel that keeps 16-bit inputs in 16 bits."""
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        return math(q, k, v, causal=causal, mask=mask, bias=bias, scale=scale)
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+
+
+def efficient(q, k, v, *, causal: bool = False, mask=None, bias=None, scale: float | None = None) -> Tensor:
+    """The memory-efficient CUDA kernel."""
+    return _sdpa(SDPBackend.EFFICIENT_ATTENTION, q, k, v, causal, mask, bias, scale)
+
+
+def cudnn(q, k, v, *, causal: bool = False, mask=None, bias=None, scale: float | None = None) -> Tensor:
+    """cuDNN's CUDA kernel."""
+    return _sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, causal, mask, bias, scale)
+
+
+def _flex(function, q, k, v, mask, bias, softcap, scale) -> Tensor:
+    """FlexAttention; what it hides is said by a function of the indices, so causal order is the caller's own."""
+    block_mask = score_mod = None
+    if mask is not None:
+        full = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]).contiguous()
+
+        def mask_mod(b, h, i, j):
+            return full[b, h, i, j]
+
+        block_mask = create_block_mask(mask_mod, *full.shape, device=str(q.device))
+    if softcap is not None or bias is not None:
+        whole = None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]).contiguous()
+
+        def score_mod(s, b, h, i, j):
+            s = s if softcap is None else softcap * torch.tanh(s / softcap)
+            return s if whole is None else s + whole[b, h, i, j]
+
+    gqa = q.shape[1] != k.shape[1]
+    return function(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=gqa)
+
+
+def flex_eager(q, k, v, *, mask=None, bias=None, softcap: float | None = None, scale: float | None = None) -> Tensor:
+    """FlexAttention as it runs without torch.compile: the whole matrix of scores."""
+    return _flex(flex_attention, q, k, v, mask, bias, softcap, scale)
+
+
+@functools.cache
+def _compiled():
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex_compiled(q, k, v, *, mask=None, scale: float | None = None) -> Tensor:
+    """FlexAttention compiled for the tensors' device, anew for every shape."""
+    return _flex(_compiled(), q, k, v, mask, None, None, scale)

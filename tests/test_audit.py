@@ -1,0 +1,246 @@
+"""The parts of the audit: R2, verdicts, calls that misbehave, the report and the command."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import faulty_attentions as faulty
+import pytest
+import torch
+
+from fa_study.audit import audit
+from fa_study.audit.accuracy import golden_gradients, judge, row_share
+from fa_study.audit.calls import Direct, Job
+from fa_study.audit.cases import Case
+from fa_study.audit.faults import diagnose
+from fa_study.audit.page import to_html
+from fa_study.audit.policies import r_squared
+from fa_study.audit.worker import Worker, load_callable
+
+CASE = Case("fp32", L=20, S=24, D=16, B=1, H=2, Hkv=2)
+
+
+def test_r_squared_in_closed_form():
+    golden = torch.zeros(100)
+    theirs = torch.full((100,), 2.0)
+    assert r_squared(theirs, theirs, golden) == 1.0
+    assert r_squared(theirs, golden, golden) == 0.0
+    assert r_squared(theirs, torch.full((100,), 1.0), golden) == 0.75
+    assert r_squared(theirs, -theirs, golden) == -3.0
+    assert math.isnan(r_squared(golden, theirs, golden))
+    assert r_squared(theirs, torch.full((100,), math.nan), golden) == -math.inf
+
+
+def test_rule_of_the_authors():
+    golden = torch.linspace(-1, 1, 64).double()
+    standard = (golden + 0.01).float()
+    for error, verdict in ((0.0199, "pass"), (0.0202, "fail"), (math.nan, "fail")):
+        assert judge(Case("bf16"), "out", (golden + error).float(), golden, standard)["verdict"] == verdict
+    assert judge(Case("bf16"), "dq", (golden + 0.029).float(), golden, standard)["verdict"] == "pass"
+    assert judge(Case("bf16"), "out", golden * math.nan, golden, golden * math.inf)["verdict"] == "as eager"
+
+
+def test_row_share_tells_row_factors_from_noise():
+    g = torch.Generator().manual_seed(0)
+    golden = torch.randn(50, 64, generator=g).double()
+    assert row_share(golden * (1 + torch.randn(50, 1, generator=g) / 100), golden) == pytest.approx(1.0, abs=1e-6)
+    assert row_share(golden + torch.randn(50, 64, generator=g) / 100, golden) < 0.05
+
+
+def test_golden_gradients_are_those_of_finite_differences():
+    q, k, v = (x.double() for x in Case("fp64", L=3, S=4, D=4, B=1, H=1, Hkv=1).inputs())
+    dout = torch.ones(1, 1, 3, 4, dtype=torch.float64)
+    dq, _, _ = golden_gradients(q, k, v, dout)
+    h = 1e-6
+    up, down = q.clone(), q.clone()
+    up[0, 0, 1, 2] += h
+    down[0, 0, 1, 2] -= h
+    difference = (faulty_free(up, k, v).sum() - faulty_free(down, k, v).sum()) / (2 * h)
+    assert dq[0, 0, 1, 2].item() == pytest.approx(difference.item(), abs=1e-8)
+
+
+def faulty_free(q, k, v):
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+
+
+def test_diagnosis_of_an_unknown_mistake():
+    q, k, v = CASE.inputs()
+    assert diagnose(faulty_free(q, k, v), CASE, {}) is None
+    code, text = diagnose(faulty_free(q, k, v).flip(2), CASE, {})
+    assert code == "wrong" and "no known fault" in text
+    code, text = diagnose(faulty_free(q, k, v) / 0.0, CASE, {})
+    assert code == "non-finite"
+
+
+def raises(q, k, v):
+    raise RuntimeError("needs a GPU\nand a second line")
+
+
+def leaves(q, k, v):
+    sys.exit(3)
+
+
+def asks_for_cuda(q, k, v):
+    return faulty_free(*(x.to("cuda") for x in (q, k, v)))
+
+
+def changes_q(q, k, v):
+    q.mul_(q.shape[-1] ** -0.5)
+    return torch.softmax(q @ k.mT, -1) @ v
+
+
+def hangs(q, k, v):
+    while True:
+        time.sleep(0.01)
+
+
+def hangs_on_long(q, k, v):
+    return hangs(q, k, v) if q.shape[2] == 97 else faulty.sound(q, k, v)
+
+
+def always_float(q, k, v):
+    return faulty.sound(q, k, v).float()
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (raises, "RuntimeError: needs a GPU"),
+        (leaves, "SystemExit: 3"),
+        (hangs, "did not return within 0.2 s"),
+        (lambda q, k, v: None, "returned NoneType instead of a tensor"),
+        (lambda q, k, v: q[:, :, :3], "returned shape (1, 2, 3, 16) instead of (1, 2, 20, 16)"),
+    ],
+)
+def test_bad_call_is_a_line(function, error):
+    outcome = Direct(function, limit=0.2)(Job(*CASE.inputs()))
+    assert outcome.error == error
+    assert outcome.out is None
+
+
+def test_inputs_changed_in_place_are_seen_and_the_callers_kept():
+    q, k, v = CASE.inputs()
+    before = q.clone()
+    assert Direct(changes_q)(Job(q, k, v)).changed == ("q",)
+    assert torch.equal(q, before)
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        (raises, "unusable"),
+        (leaves, "unusable"),
+        (changes_q, "in-place"),
+        (always_float, "dtype"),
+        (hangs, "hangs"),
+        (hangs_on_long, "hangs"),
+    ],
+)
+def test_audit_of_a_bad_callable_says_so(function, code):
+    report = audit(function, dtypes=("bf16",), limit=0.3)
+    assert not report.passed
+    assert code in {f.code for f in report.findings if f.level == "fail"}
+    json.loads(report.to_json())
+    assert "FAIL" in to_html(report)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests what happens without a GPU")
+def test_missing_gpu_is_a_line():
+    report = audit(asks_for_cuda, dtypes=("bf16",))
+    assert [f.code for f in report.findings] == ["unusable"]
+
+
+def test_audit_goes_on_after_a_call_that_hangs():
+    report = audit(hangs_on_long, dtypes=("bf16",), limit=0.3)
+    lengths = {t.setting: t.answer for t in report.tried if t.what == "lengths"}
+    assert lengths["97 x 97"] == "no" and lengths["256 x 256"] == "yes"
+    assert len(report.accuracy) > 0
+
+
+CALLABLES = """
+import os, time
+import torch
+print("chatter on standard output")
+
+def good(q, k, v):
+    return torch.softmax(q.float() @ k.float().mT * q.shape[-1] ** -0.5, -1).to(v.dtype) @ v
+
+def sleeps(q, k, v):
+    time.sleep(60)
+
+def dies(q, k, v):
+    if q.shape[2] == 97:
+        os._exit(7)
+    return good(q, k, v)
+
+def unscaled(q, k, v):
+    return torch.softmax(q.float() @ k.float().mT, -1).to(v.dtype) @ v
+"""
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "theirs.py").write_text(CALLABLES)
+    return str(tmp_path / "theirs.py")
+
+
+def test_worker_survives_hanging_and_dying(target):
+    worker = Worker(f"{target}:sleeps", limit=0.3)
+    assert worker.start() == (frozenset("qkv"), False)
+    outcome = worker(Job(*CASE.inputs()))
+    assert outcome.hung and outcome.error == "did not return within 0.3 s"
+    worker.target = f"{target}:dies"
+    q, k, v = CASE.replace(L=97).inputs()
+    assert worker(Job(q, k, v)).error == "ended its process (exit code 7)"
+    q, k, v = CASE.inputs()
+    outcome = worker(Job(q, k, v))
+    assert torch.equal(outcome.out, faulty_free(q, k, v)) or diagnose(outcome.out, CASE, {}) is None
+    worker.close()
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "fa_study", "audit", *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
+
+
+def test_command_passes_and_writes_an_offline_page(target, tmp_path):
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    done = command(f"{target}:good", "--quick", "--dtypes", "bf16", "--report", page, "--json", data)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("PASS")
+    assert "chatter" not in done.stdout
+    report = json.loads(data.read_text())
+    assert report["passed"] is True and report["accuracy"]
+    text = page.read_text()
+    assert "vegaEmbed" in text and "src=" not in text.split("<script>")[0] and "<link" not in text
+    assert text.split("<script>")[0].count("<h2>") == 5
+
+
+def test_command_fails_with_2(target):
+    done = command(f"{target}:unscaled", "--quick", "--dtypes", "fp32")
+    assert done.returncode == 2, done.stderr
+    assert "fail  scale: " in done.stdout and "Traceback" not in done.stderr
+
+
+def test_command_user_error_is_one_line_with_exit_code_1(target):
+    done = command(f"{target}:nothing", "--quick")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: ") and "has no function 'nothing'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module_here:f", "no_such_module_here cannot be imported: ModuleNotFoundError"),
+        ("nowhere.py:f", "there is no file nowhere.py"),
+        ("module", "use MODULE:FUNCTION or FILE.py:FUNCTION"),
+        ("math:pi", "math has no function 'pi'"),
+    ],
+)
+def test_target_that_cannot_be_loaded(name, message):
+    with pytest.raises(ValueError, match=message):
+        load_callable(name)
