@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping
 
 import joblib
@@ -14,10 +13,8 @@ from fa_study.metrics import COUNT_METRICS, METRICS, Comparison, compare
 from fa_study.names import ZERO_GRADIENT, group_of, merge_ties, plain_names
 from fa_study.pool import Pool
 from fa_study.snapshots import Weights
-from fa_study.values import flatten
+from fa_study.values import Flat, flatten
 
-# So many values wider than 16 bits, a side, may be kept in memory for the W1 of pooled values (256 MB in float32).
-POOL_LIMIT = 1 << 25
 COLUMNS = (
     "level",
     "name",
@@ -70,7 +67,7 @@ def weight_distances(
         could not be compared. Other columns: name, group, dtype_a, dtype_b, numel, zero_gradient, tied (further names
         of the same tensor) and every name in `METRICS` (`fa_study.metrics`). Integer and boolean buffers and empty
         tensors have rows but take no part in aggregates; what could not be compared has counts of 0. The pooled
-        wasserstein is NaN where more than 2^25 values wider than 16 bits would have to be kept in memory.
+        wasserstein of values wider than 16 bits reads the tensors again, slice by slice (`fa_study.streamed`).
 
     Raises
     ------
@@ -89,13 +86,14 @@ def weight_distances(
     if strict and only:
         raise ValueError("strict: " + "; ".join(f"{name} is {level.replace('_', ' in ')}" for level, name in only))
 
-    budget = _Budget(POOL_LIMIT)
+    def read(name: str, side: int) -> Flat:
+        return flatten((weights_a, weights_b)[side][(stored_a, stored_b)[side][name]])
 
     # What a Weights mapping returns is a copy that nobody else holds.
     own = tuple(isinstance(weights, Weights) for weights in (weights_a, weights_b))
 
     def task(name: str) -> tuple[dict, Comparison | None]:
-        return _compare(name, weights_a[stored_a[name]], weights_b[stored_b[name]], budget, own)
+        return _compare(name, weights_a[stored_a[name]], weights_b[stored_b[name]], own)
 
     results = joblib.Parallel(n_jobs=n_jobs, backend="threading", return_as="generator")(
         joblib.delayed(task)(name) for name in common
@@ -112,15 +110,10 @@ def weight_distances(
             continue
         for pool in (model, pools.setdefault(row["group"], Pool())):
             pool.add(comparison, row)
-            if budget.spent:  # what other pools have kept is of no use without the rest
-                pool.forget()
-    for pool in (model, *pools.values()):
-        if budget.spent:
-            pool.forget()
     rows = tensors
     for label, pool in pools.items():
-        rows += [{"level": "group", "name": label, "group": label} | row for row in pool.aggregates()]
-    rows += [{"level": "model", "name": "model"} | row for row in model.aggregates()]
+        rows += [{"level": "group", "name": label, "group": label} | row for row in pool.aggregates(read)]
+    rows += [{"level": "model", "name": "model"} | row for row in model.aggregates(read)]
     rows += [{"level": level, "name": name, "group": group_of(name, groups)} for level, name in only]
     frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     for column, filler in (("group", ""), ("average", ""), ("dtype_a", ""), ("dtype_b", ""), ("tied", "")):
@@ -131,25 +124,7 @@ def weight_distances(
     return frame
 
 
-class _Budget:
-    """How many values may still be kept, over all threads; once it is overdrawn it stays so."""
-
-    def __init__(self, values: int):
-        self._left, self._lock = values, threading.Lock()
-
-    @property
-    def spent(self) -> bool:
-        return self._left < 0
-
-    def take(self, n: int) -> bool:
-        with self._lock:
-            self._left -= n
-            return self._left >= 0
-
-
-def _compare(
-    name: str, a: object, b: object, budget: _Budget, overwrite: tuple[bool, bool]
-) -> tuple[dict, Comparison | None]:
+def _compare(name: str, a: object, b: object, overwrite: tuple[bool, bool]) -> tuple[dict, Comparison | None]:
     shape_a, shape_b = tuple(a.shape), tuple(b.shape)
     try:
         flat_a, flat_b = flatten(a), flatten(b)
@@ -164,9 +139,7 @@ def _compare(
     }
     if shape_a != shape_b or not len(flat_a):
         return row, None
-    counted = not flat_a.is_float or (flat_a.is_narrow and flat_b.is_narrow)
-    keep = not counted and budget.take(len(flat_a))
-    comparison = compare(flat_a, flat_b, keep_sorted=keep, overwrite=overwrite)
+    comparison = compare(flat_a, flat_b, overwrite=overwrite)
     return row | comparison.metrics(), comparison
 
 

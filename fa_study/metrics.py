@@ -59,7 +59,6 @@ class Comparison:
     wasserstein: float = math.nan
     histograms: tuple[ValueHistogram, ValueHistogram] | None = None
     is_float: bool = True
-    sorted: tuple[np.ndarray, np.ndarray] | None = None
 
     def metrics(self) -> dict[str, float]:
         row = self.sums.metrics()
@@ -76,9 +75,7 @@ class Comparison:
         return row | self.sums.counts | {"nonfinite": self.sums.numel - self.sums.pairs}
 
 
-def compare(
-    a: Flat, b: Flat, *, keep_sorted: bool = False, overwrite: tuple[bool, bool] = (False, False)
-) -> Comparison:
+def compare(a: Flat, b: Flat, *, overwrite: tuple[bool, bool] = (False, False)) -> Comparison:
     """Compare two flat tensors of the same size.
 
     Integers and booleans are compared exactly (max_difference, equal_fraction) and get no other metric. A side that
@@ -98,8 +95,7 @@ def compare(
         return Comparison(sums, both[0].wasserstein(both[1]) if possible else math.nan, both)
     sums.counts |= _count(a, "a") | _count(b, "b")
     x, y = (finite_sorted(side, overwrite=free) for side, free in zip((a, b), overwrite))
-    w1 = sorted_wasserstein(x, y) if len(x) and len(y) else math.nan
-    return Comparison(sums, w1, sorted=(x, y) if keep_sorted else None)
+    return Comparison(sums, sorted_wasserstein(x, y) if len(x) and len(y) else math.nan)
 
 
 def _count(flat: Flat, side: str) -> dict[str, int]:

@@ -14,6 +14,7 @@ tensor, such as the relative L2 distance from an all-zero tensor, takes no part 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -21,39 +22,32 @@ import torch
 from fa_study.elementwise import PairSums
 from fa_study.histogram import ValueHistogram, counted_wasserstein
 from fa_study.metrics import COUNT_METRICS, METRICS, REAL_METRICS, Comparison
-from fa_study.wasserstein import sorted_wasserstein
+from fa_study.streamed import streamed_wasserstein
+from fa_study.values import Flat
 
 AVERAGES = ("mean", "weighted", "pooled")
 
 
 class Pool:
-    """Collects compared tensors. Keeps counts of narrow values, and wider values themselves while they are few."""
+    """Collects compared tensors: their rows, their sums, the counts of narrow values, the names of all."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
         self.sums = PairSums()
         self.counted: tuple[dict[torch.dtype, ValueHistogram], ...] = ({}, {})
-        self.kept: tuple[list[np.ndarray], list[np.ndarray]] | None = ([], [])
+        self.all_counted = True
 
     def add(self, comparison: Comparison, row: dict[str, float]) -> None:
         self.rows.append(row)
         self.sums = self.sums.merge(comparison.sums)
-        if comparison.histograms:
-            for pooled, histogram in zip(self.counted, comparison.histograms):
-                pooled.setdefault(histogram.dtype, ValueHistogram(histogram.dtype)).merge(histogram)
-        elif comparison.sorted is None:
-            self.kept = None
-        elif self.kept is not None:
-            for pooled, values in zip(self.kept, comparison.sorted):
-                pooled.append(values)
+        if comparison.histograms is None:
+            self.all_counted = False
+            return
+        for pooled, histogram in zip(self.counted, comparison.histograms):
+            pooled.setdefault(histogram.dtype, ValueHistogram(histogram.dtype)).merge(histogram)
 
-    def forget(self) -> None:
-        """Drop the wider values; without them there is no pooled W1 of tensors that have any."""
-        if self.kept is not None and any(self.kept):
-            self.kept = None
-
-    def aggregates(self) -> list[dict]:
-        """The three rows; none where nothing was added."""
+    def aggregates(self, read: Callable[[str, int], Flat]) -> list[dict]:
+        """The three rows; none where nothing was added. `read` gives a tensor by its name and side, 0 or 1."""
         if not self.rows:
             return []
         numel = np.array([row["numel"] for row in self.rows], dtype=np.float64)
@@ -64,25 +58,21 @@ class Pool:
             known = np.isfinite(table[name])
             values, sizes = table[name][known], numel[known]
             mean[name] = math.fsum(values) / len(values) if len(values) else math.nan
-            weighted[name] = math.fsum(values * sizes) / math.fsum(sizes) if len(values) else math.nan
-        pooled = Comparison(self.sums, self._wasserstein()).metrics()
+            weighted[name] = math.fsum(values * (sizes / sizes.sum())) if len(values) else math.nan
+        pooled = Comparison(self.sums, self._wasserstein(read)).metrics()
         return [
             {"average": name, "numel": int(numel.sum())} | row | totals
             for name, row in zip(AVERAGES, (mean, weighted, pooled))
         ]
 
-    def _wasserstein(self) -> float:
-        """W1 of the pooled values; NaN where wider values were too many to keep."""
-        if self.kept is None:
-            return math.nan
+    def _wasserstein(self, read: Callable[[str, int], Flat]) -> float:
+        """W1 of the pooled values: from the counts if all were counted, else by reading the tensors again."""
+        if len(self.rows) == 1:
+            return self.rows[0]["wasserstein"]
+        if not self.all_counted:
+            names = [row["name"] for row in self.rows]
+            return streamed_wasserstein(*(lambda side=side: (read(name, side) for name in names) for side in (0, 1)))
         sides = [[h.distribution() for h in side.values()] for side in self.counted]
-        if any(self.kept):
-            wide = []
-            for counts, arrays in zip(sides, self.kept):
-                repeated = [np.repeat(v, c) for v, c in counts]
-                dtype = np.result_type(np.float32, *arrays)
-                wide.append(np.sort(np.concatenate([x.astype(dtype) for x in (*arrays, *repeated)] or [np.empty(0)])))
-            return sorted_wasserstein(*wide) if all(len(x) for x in wide) else math.nan
         if not all(any(len(v) for v, _ in side) for side in sides):
             return math.nan
         (va, ca), (vb, cb) = ([np.concatenate(part) for part in zip(*side)] for side in sides)

@@ -41,6 +41,10 @@ class Flat:
         """True for floats of 16 bits or fewer, whose codes are counted instead of sorted."""
         return self.is_float and self.codes.itemsize <= 2
 
+    def native_type(self) -> type:
+        """The type of `native`."""
+        return np.float32 if self.is_narrow or self.dtype == torch.float32 else np.float64
+
     def native(self) -> np.ndarray:
         """The values in float32 or float64, whichever holds them exactly; no copy where that is their own type."""
         if self.dtype == torch.float32:

@@ -6,6 +6,7 @@ Legend: n and m values on the two sides, F and G their cumulative distributions.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -36,22 +37,36 @@ def sorted_wasserstein(a: np.ndarray, b: np.ndarray) -> float:
     n, m = len(a), len(b)
     if n == 0 or m == 0:
         raise ValueError("the Wasserstein distance needs at least one finite value on each side")
-    largest = max(abs(float(x)) for x in (a[0], a[-1], b[0], b[-1]))
-    scale = 2.0**-64 if largest > 2.0**950 else 1.0  # the sum of float64 differences must not overflow
-    terms = _paired_terms(a, b, scale) if n == m else _merged_terms(a, b, scale)
+    scale = safe_scale(max(abs(float(x)) for x in (a[0], a[-1], b[0], b[-1])))
+    terms = _paired_terms(a, b, scale) if n == m else merged_terms(a, b, scale)
     weight = n if n == m else n * m
     return math.fsum(terms) / weight / scale
 
 
-def _paired_terms(a: np.ndarray, b: np.ndarray, scale: float):
+def safe_scale(largest: float) -> float:
+    """A factor under which sums of differences of values of this size cannot overflow float64."""
+    return 2.0**-128 if largest > 2.0**850 else 1.0
+
+
+def _paired_terms(a: np.ndarray, b: np.ndarray, scale: float) -> Iterator[float]:
     for start in range(0, len(a), BLOCK):
         x, y = (side[start : start + BLOCK].astype(np.float64) for side in (a, b))
         yield np.abs(x * scale - y * scale).sum() if scale != 1 else np.abs(np.subtract(x, y, out=x), out=x).sum()
 
 
-def _merged_terms(a: np.ndarray, b: np.ndarray, scale: float):
-    """The integral of |F - G|, times n m, in pieces of at most BLOCK values of each side."""
-    n, m = len(a), len(b)
+def merged_terms(
+    a: np.ndarray,
+    b: np.ndarray,
+    scale: float,
+    *,
+    sizes: tuple[int, int] | None = None,
+    before: tuple[int, int] = (0, 0),
+) -> Iterator[float]:
+    """The integral of |F - G|, times n m, in pieces of at most BLOCK values of each side.
+
+    Where the arrays are a part of the values, `sizes` are n and m and `before` counts the smaller values of each side.
+    """
+    n, m = sizes or (len(a), len(b))
     if a.dtype != b.dtype:
         a, b = a.astype(np.float64), b.astype(np.float64)
     cuts = np.unique(np.concatenate([a[::BLOCK], b[::BLOCK]]))
@@ -61,8 +76,8 @@ def _merged_terms(a: np.ndarray, b: np.ndarray, scale: float):
         values = np.concatenate([x, y]).astype(np.float64) * scale
         order = np.argsort(values, kind="stable")
         from_a = order < len(x)
-        count_a = starts_a[k] + np.cumsum(from_a)
-        count_b = starts_b[k] + np.cumsum(~from_a)
+        count_a = before[0] + starts_a[k] + np.cumsum(from_a)
+        count_b = before[1] + starts_b[k] + np.cumsum(~from_a)
         # The last step of a piece leads to the first value of the next one, which is the next cut.
         end = [float(cuts[k + 1]) * scale] if k + 1 < len(cuts) else []
         steps = np.diff(values[order], append=end)

@@ -18,6 +18,7 @@ from fa_study.distance import METRICS, tensor_distance, weight_distances
 from fa_study.metrics import COUNT_METRICS, REAL_METRICS
 from fa_study.names import ZERO_GRADIENT
 from fa_study.snapshots import load_weights
+from fa_study.wasserstein import sorted_wasserstein
 
 
 def moved(weights: dict, by: float = 0.1, seed: int = 9) -> dict:
@@ -97,15 +98,22 @@ def test_pooled_values_of_several_formats_are_pooled_exactly():
         assert pooled["wasserstein"] == pytest.approx(expected["wasserstein"], rel=1e-12)
 
 
-def test_pooled_distance_of_too_many_wide_values_is_nan_but_narrow_ones_are_counted(monkeypatch):
-    a = {f"wide.{i}": torch.randn(1000) * i for i in range(1, 6)} | {"narrow.0": torch.randn(9000).bfloat16()}
-    b = {name: w * 1.1 + 0.01 for name, w in a.items()}
-    assert (weight_distances(a, b).wasserstein > 0).all()
-    monkeypatch.setattr("fa_study.aggregate.POOL_LIMIT", 1500)
-    limited = weight_distances(a, b)
-    unknown = limited[limited.wasserstein.isna()]
-    assert set(unknown.average) == {"pooled"}
-    assert set(unknown.name) == {"model", "wide"}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("limit", [1, 700, 10**9])
+def test_pooled_distance_is_exact_in_slices_of_any_size(monkeypatch, dtype, limit):
+    monkeypatch.setattr("fa_study.streamed.SLICE", limit)
+    generator = torch.Generator().manual_seed(0)
+    a = {f"w{i}": torch.randn(300, generator=generator, dtype=torch.float64).to(dtype) * 10.0**i for i in range(-3, 3)}
+    a |= {"narrow": torch.randn(500, generator=generator).bfloat16(), "zero": torch.zeros(50, dtype=dtype)}
+    b = {name: (w.double() * 1.1 + 0.01).to(w.dtype) for name, w in a.items()}
+    top = torch.finfo(dtype).max
+    a["edges"] = torch.tensor([math.nan, math.inf, -math.inf, top, -top, 0.0, -0.0, 1.0], dtype=dtype)
+    b["edges"] = torch.tensor([1.0, 2.0, -math.inf, top / 2, -top, -1e-30, 3.0, 4.0], dtype=dtype)
+    pooled = rows(weight_distances(a, b), "model", average="pooled").wasserstein.item()
+    flat = [torch.cat([w.to(dtype) for w in side.values()]).numpy() for side in (a, b)]
+    x, y = (np.sort(side[np.isfinite(side)]) for side in flat)
+    assert len(x) != len(y)
+    assert pooled == pytest.approx(sorted_wasserstein(x, y), rel=1e-12)
 
 
 def test_results_do_not_depend_on_workers():
