@@ -18,6 +18,7 @@ from fa_study.experiments.formats import FORMATS
 from fa_study.experiments.fp8 import FP8
 from fa_study.experiments.law import LAW
 from fa_study.experiments.lengths import LENGTHS
+from fa_study.experiments.published import PUBLISHED_TABLES
 from fa_study.experiments.sweep import Sweep, forget_cells, run_sweep
 from fa_study.experiments.ten_times import TEN_TIMES, TRAINED
 from fa_study.tables import DATA, commit, read_manifest, write_table
@@ -33,6 +34,7 @@ TABLES: dict[str, Sweep] = {
     "control.parquet": CONTROL,
     "law.parquet": LAW,
     "attribution.parquet": ATTRIBUTION,
+    **PUBLISHED_TABLES,
 }
 
 
