@@ -9,13 +9,13 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from fa_study.experiments.weights import drift_trend, flash_pairs, weight_differences, weight_trajectory
+from fa_study.experiments.weights import drift_trend, pairs_in, weight_differences, weight_trajectory, whole_model
 from fa_study.verdicts import drift_verdict
 
 
-def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), state="finished"):
+def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), state="finished", **controls):
     """A run whose weights are moved by `shifts` at steps 0, 100, ...; the key bias moves ten times as far."""
-    run = folder / f"{attn}-{precision}-dit-s{seed}"
+    run = folder / "-".join([attn, precision, "dit", f"s{seed}", *(f"{k}{v}" for k, v in controls.items())])
     (run / "weights").mkdir(parents=True)
     snapshots = []
     for step, shift in zip(range(0, 1000, 100), shifts):
@@ -26,7 +26,7 @@ def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), sta
         file = f"weights/step-{step:06d}.safetensors"
         save_file(weights, run / file)
         snapshots.append({"step": step, "file": file, "dtype": "float32"})
-    config = {"attn": {"name": attn}, "precision": {"name": precision}, "seed": seed}
+    config = {"attn": {"name": attn}, "precision": {"name": precision}, "seed": seed, "steps": 200, **controls}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     (run / "manifest.json").write_text(json.dumps({"state": state, "snapshots": snapshots}))
     return run
@@ -44,21 +44,26 @@ def test_the_key_bias_is_shown_but_in_no_aggregate(tmp_path):
     make_run(tmp_path, "flash"), make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0))
     frame = weight_differences(tmp_path)
     last = frame[frame["step"] == 200]
+    assert whole_model(last, "Flash against Baseline")["max_difference"].tolist() == [3]
     assert last.loc[last["level"] == "model", "max_difference"].eq(3).all()
     assert last.loc[last["name"] == "a.0.to_k.bias", "max_difference"].tolist() == [30]
 
 
-def test_pairs_differ_in_attention_alone(tmp_path):
+def test_pairs_differ_in_one_thing(tmp_path):
     for precision in ("fp32", "bf16"):
         make_run(tmp_path, "flash", precision), make_run(tmp_path, "baseline", precision)
-    make_run(tmp_path, "flash", seed=1)
-    make_run(tmp_path, "baseline", seed=2)
+    make_run(tmp_path, "baseline", seed=1), make_run(tmp_path, "baseline", seed=2, steps=900)
+    make_run(tmp_path, "baseline", twin=1), make_run(tmp_path, "baseline", twin=2), make_run(tmp_path, "flash", twin=1)
     make_run(tmp_path, "flash", seed=3), make_run(tmp_path, "baseline", seed=3, state="interrupted")
-    pairs = list(flash_pairs(tmp_path))
-    assert [(a.name, b.name) for a, b, _ in pairs] == [
-        ("flash-bf16-dit-s0", "baseline-bf16-dit-s0"),
-        ("flash-fp32-dit-s0", "baseline-fp32-dit-s0"),
-    ]
+    pairs = {(pair.kind, pair.run.name, pair.reference.name) for pair in pairs_in(tmp_path)}
+    assert pairs == {
+        ("Flash against Baseline", "flash-bf16-dit-s0", "baseline-bf16-dit-s0"),
+        ("Flash against Baseline", "flash-fp32-dit-s0", "baseline-fp32-dit-s0"),
+        ("BF16 against FP32", "baseline-bf16-dit-s0", "baseline-fp32-dit-s0"),
+        ("other initialisation", "baseline-fp32-dit-s1", "baseline-fp32-dit-s0"),
+        ("ulp twin", "baseline-fp32-dit-s0-twin1", "baseline-fp32-dit-s0"),
+        ("ulp twin", "baseline-fp32-dit-s0-twin2", "baseline-fp32-dit-s0"),
+    }
 
 
 def test_no_runs_give_an_empty_table(tmp_path):

@@ -1,9 +1,10 @@
-"""Figure 7: distances between the weights of paired training runs, snapshot by snapshot."""
+"""Figures 7 and 8: distances between the weights of training runs that differ in one thing, snapshot by snapshot."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,31 +14,100 @@ from scipy.stats import kendalltau
 from fa_study.distance import weight_distances
 from fa_study.snapshots import load_weights, snapshot_steps
 
-METRICS = ["max_difference", "wasserstein", "mean_difference", "relative_l2"]
+METRICS = ["max_difference", "wasserstein", "wasserstein_floor", "mean_difference", "relative_l2"]
+# What the weights of a run depend on, as dotted names in its config.yaml, and the value that an absent one stands for.
+SETTINGS = {
+    "attn": None,
+    "precision.name": None,
+    "seed": None,
+    "data_seed": 0,
+    "twin": 0,
+    "repeat": 0,
+    "threads": 1,
+    "batch_split": 1,
+    "batch_size": None,
+    "steps": None,
+    "model": None,
+    "data": None,
+    "optimizer": None,
+    "device": None,
+}
+# (setting, value of the first run, value of the second) -> what the comparison of two runs is called.
+KINDS = {
+    ("attn", "flash", "baseline"): "Flash against Baseline",
+    ("precision.name", "bf16", "fp32"): "BF16 against FP32",
+    ("precision.name", "fp16_emulated", "fp32"): "FP16 against FP32",
+}
+# Settings whose every change is a control of one kind.
+CONTROLS = {
+    "seed": "other initialisation",
+    "data_seed": "other data order",
+    "twin": "ulp twin",
+    "repeat": "the same again",
+    "threads": "other thread count",
+    "batch_split": "batch in parts",
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two run folders that differ in one thing: what it is, and the precision and seed of the run compared with."""
+
+    kind: str
+    run: Path
+    reference: Path
+    precision: str
+    seed: int
 
 
 def run_settings(run: Path) -> dict:
-    """The resolved configuration of a run folder (config.yaml), and the state it is in (manifest.json)."""
-    state = json.loads((run / "manifest.json").read_text())["state"]
-    return {"state": state, **yaml.safe_load((run / "config.yaml").read_text())}
+    """What a run's weights depend on: `SETTINGS` out of its config.yaml."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    settings = {}
+    for name, default in SETTINGS.items():
+        group, _, leaf = name.partition(".")
+        settings[name] = config[group][leaf] if leaf else config.get(group, default)
+    return settings
 
 
 def runs_in(folder: Path) -> dict[Path, dict]:
     """{run folder: settings} of every finished run in `folder`, in order of name."""
-    manifests = sorted(folder.glob("*/manifest.json"))
-    runs = {manifest.parent: run_settings(manifest.parent) for manifest in manifests}
-    return {run: settings for run, settings in runs.items() if settings["state"] == "finished"}
+    runs = {}
+    for manifest in sorted(folder.glob("*/manifest.json")):
+        if json.loads(manifest.read_text())["state"] == "finished":
+            runs[manifest.parent] = run_settings(manifest.parent)
+    return runs
 
 
-def flash_pairs(folder: Path) -> Iterator[tuple[Path, Path, dict]]:
-    """Every (Flash run, Baseline run, settings) in `folder` that differ in their attention alone."""
+def pairs_in(folder: Path) -> Iterator[Pair]:
+    """Every two finished runs in `folder` that differ in one thing.
+
+    A control is compared with the Baseline run from which it differs. Initialisations are compared one with the next,
+    so that no run counts more than twice.
+    """
     runs = runs_in(folder)
-    for flash, settings in runs.items():
-        if settings["attn"]["name"] != "flash":
-            continue
-        for baseline, others in runs.items():
-            if others == {**settings, "attn": others["attn"]} and others["attn"]["name"] == "baseline":
-                yield flash, baseline, settings
+    for run, settings in runs.items():
+        for reference, others in runs.items():
+            kind = _kind(settings, others)
+            if kind is not None:
+                yield Pair(kind, run, reference, others["precision.name"], others["seed"])
+
+
+def _kind(a: dict, b: dict) -> str | None:
+    differing = [name for name in SETTINGS if a[name] != b[name]]
+    if len(differing) != 1:
+        return None
+    (name,) = differing
+    # What is compared with is a run without any control.
+    if any(b[control] != SETTINGS[control] for control in CONTROLS if control != "seed"):
+        return None
+    if name == "attn":
+        return KINDS.get((name, a[name]["name"], b[name]["name"]))
+    if b["attn"]["name"] != "baseline":
+        return None
+    if name == "seed":
+        return CONTROLS[name] if a[name] == b[name] + 1 else None
+    return CONTROLS.get(name) or KINDS.get((name, a[name], b[name]))
 
 
 def weight_trajectory(run_a: Path, run_b: Path) -> pd.DataFrame:
@@ -54,22 +124,28 @@ def weight_trajectory(run_a: Path, run_b: Path) -> pd.DataFrame:
 
 
 def weight_differences(folder: Path) -> pd.DataFrame:
-    """Figure 7's table: the distance between Flash-trained and Baseline-trained weights of every pair in `folder`.
+    """The distances between the weights of every pair of runs in `folder`.
 
     Returns
     -------
-    DataFrame : a row per (precision, seed, step, level, name, average), the metrics of `METRICS` as columns; empty if
-        there is no pair. Parameters whose exact gradient is zero are no part of a group or of the model.
+    DataFrame : a row per (kind, precision, seed, step, level, name, average), with `METRICS` as columns; empty if there
+        is no pair. Rows of single tensors are kept only where the exact gradient is zero: these parameters are no part
+        of a group or of the model.
     """
     frames = []
-    for flash, baseline, settings in flash_pairs(folder):
-        frame = weight_trajectory(flash, baseline)
+    for pair in pairs_in(folder):
+        frame = weight_trajectory(pair.run, pair.reference)
         frame = frame[frame["level"].isin(["group", "model"]) | frame["zero_gradient"]]
         frame = frame[["step", "level", "name", "average", *METRICS]]
-        frame.insert(0, "seed", settings["seed"])
-        frame.insert(0, "precision", settings["precision"]["name"])
+        for place, column in enumerate(("kind", "precision", "seed")):
+            frame.insert(place, column, getattr(pair, column))
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def whole_model(frame: pd.DataFrame, kind: str, average: str = "pooled") -> pd.DataFrame:
+    """The rows of one kind of comparison for the model as a whole."""
+    return frame[(frame["kind"] == kind) & (frame["level"] == "model") & (frame["average"] == average)]
 
 
 def drift_trend(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
