@@ -52,8 +52,9 @@ LABELS = {
 def draw(distribution: str, seeds: Sequence[int], *, L: int, S: int, D: int) -> tuple[Tensor, Tensor, Tensor]:
     """Q (B, 1, L, D), K and V (B, 1, S, D) in float64, one batch entry per seed.
 
-    Every entry is a function of its own seed: other seeds beside it change nothing. With "trained", a seed is the number
-    of a stored sample: a layer of a small text-to-image model at work on a picture, its first S keys and L of its rows.
+    Every entry is a function of its own seed: other seeds beside it change nothing. With "trained", a seed is the
+    number of a stored sample: a layer of a small text-to-image model at work on a picture, its first S keys and L of
+    its rows.
 
     Raises
     ------
@@ -76,7 +77,7 @@ def draw(distribution: str, seeds: Sequence[int], *, L: int, S: int, D: int) -> 
 def _trained(seeds: Sequence[int], L: int, S: int, D: int) -> tuple[Tensor, Tensor, Tensor]:
     table = read_table("trained_qkv.parquet")
     values = [name for name in table if name.startswith("d")]
-    if D != len(values):
+    if len(values) != D:
         raise ValueError(f"the trained model has heads of {len(values)}, got D={D}")
     entries = []
     for seed in seeds:
