@@ -84,7 +84,7 @@ def _trained(seeds: Sequence[int], L: int, S: int, D: int) -> tuple[Tensor, Tens
         sample = table[table["sample"] == seed]
         tensors = []
         for name, size in (("q", L), ("k", S), ("v", S)):
-            rows = sample.loc[sample["tensor"] == name, values].to_numpy()
+            rows = sample.loc[sample["tensor"] == name, values].to_numpy(copy=True)
             if size > len(rows):
                 raise ValueError(f"sample {seed} of the trained model has {len(rows)} rows in {name}, got {size}")
             tensors.append(torch.from_numpy(rows[:size]).double().unsqueeze(0))
