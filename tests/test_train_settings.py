@@ -16,6 +16,8 @@ from train.settings import check_overrides, check_settings, run_name
         (("experiment=demo",), "baseline-fp32-dit-s0-steps100-every20-size_tiny"),
         (("data_seed=3", "threads=2"), "baseline-fp32-dit-s0-data_seed3-threads2"),
         (("sampling.steps=5",), "baseline-fp32-dit-s0-sampling.steps5"),
+        (("attn=tiled", "attn.format=e8m10:stochastic"), "tiled-fp32-dit-s0-format_e8m10_stochastic"),
+        (("data=folder", "data.path=/some/where/cats"), "baseline-fp32-dit-s0-folder-path_cats"),
         # what changes no result changes no name
         (("logger.mode=disabled", "runs_dir=elsewhere", "finished=skip", "device=cpu"), "baseline-fp32-dit-s0"),
     ],

@@ -83,8 +83,10 @@ def run_name(settings: DictConfig) -> str:
             continue
         leaf = key.rpartition(".")[2]
         label = leaf if leaves.count(leaf) == 1 else key
+        if key == "data.path":
+            value = Path(str(value)).name
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        parts.append(f"{label}{value}" if number else f"{label}_{value}".replace("/", "_").replace(" ", ""))
+        parts.append(f"{label}{value}" if number else f"{label}_{value}".replace(":", "_"))
     return "-".join(parts)
 
 

@@ -17,6 +17,9 @@ from train import Refusal
 from train.folder import RunFolder
 
 
+ONLINE_TIMEOUT = 60.0  # seconds that logger.mode=online waits for the server before it falls back to offline
+
+
 class Tracker:
     """One W&B run, or nothing at all with logger.mode=disabled."""
 
@@ -33,18 +36,25 @@ class Tracker:
             raise Refusal("logger.mode=online needs WANDB_API_KEY or a stored login; use logger.mode=offline")
         identity = folder.manifest.get("wandb_id") or secrets.token_hex(4)
         folder.update(wandb_id=identity)
-        self._run = wandb.init(
-            project=settings.logger.project,
-            id=identity,
-            name=folder.name,
-            group=f"{settings.model.name}-{settings.data.name}",
-            job_type=f"{settings.attn.name}-{settings.precision.name}",
-            config=OmegaConf.to_container(settings, resolve=True),
-            mode=mode,
-            dir=".",
-            resume="allow" if mode == "online" else None,
-            settings=wandb.Settings(console="off", silent=True, x_disable_meta=True, x_disable_stats=True),
-        )
+        options = {
+            "project": settings.logger.project,
+            "id": identity,
+            "name": folder.name,
+            "group": f"{settings.model.name}-{settings.data.name}",
+            "job_type": f"{settings.attn.name}-{settings.precision.name}",
+            "config": OmegaConf.to_container(settings, resolve=True),
+            "dir": ".",
+            "settings": wandb.Settings(
+                console="off", silent=True, x_disable_meta=True, x_disable_stats=True, init_timeout=ONLINE_TIMEOUT
+            ),
+        }
+        try:
+            self._run = wandb.init(mode=mode, resume="allow" if mode == "online" else None, **options)
+        except wandb.errors.Error as error:
+            if mode != "online":
+                raise
+            print(f"W&B cannot be reached ({str(error).splitlines()[0]}): logging offline", flush=True)
+            self._run = wandb.init(mode="offline", **options)
         self._run.define_metric("*", step_metric="trainer/global_step")
 
     def log(self, step: int, row: dict[str, float]) -> None:

@@ -20,7 +20,7 @@ from statistics import median
 
 from harness import show
 
-STEPS = 20
+STEPS = 12
 SETTINGS = ("attn=flash", "precision=fp32", "model.size=tiny", "logger.mode=disabled", "device=cpu")
 
 
