@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from fa_study.experiments.weights import runs_in, weight_differences
-from fa_study.tables import ROOT, write_table
+from fa_study.tables import ROOT, commit, write_table
 
 
 def loss_curves(folder: Path) -> pd.DataFrame:
@@ -40,6 +40,8 @@ def origins(folder: Path) -> dict[str, object]:
     runs = runs_in(folder)
     manifests = [json.loads((run / "manifest.json").read_text()) for run in runs]
     return {
+        # Looked up once, since the first table that is written makes the checkout "dirty".
+        "commit": commit(),
         "runs": [run.name for run in runs],
         "run_commits": sorted({manifest["commit"] for manifest in manifests}),
         "run_threads": sorted({manifest["threads"] for manifest in manifests}),
