@@ -8,8 +8,17 @@ import pytest
 from fa_study import verdicts
 from fa_study.experiments import blocks, law
 from fa_study.experiments.attribution import SITES
+from fa_study.verdicts.microbenchmark import answer
 
 ANSWERS = ("holds", "holds only where", "does not hold")
+
+
+def test_a_claim_may_fail_in_one_setting_of_twenty():
+    assert [answer(part, 20) for part in (20, 19, 18, 2, 1, 0)] == [
+        *("holds", "holds", "holds only where", "holds only where", "does not hold", "does not hold")
+    ]
+    with pytest.raises(ValueError, match="empty table"):
+        answer(0, 0)
 
 
 def formats(values):

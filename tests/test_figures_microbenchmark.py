@@ -96,9 +96,12 @@ def test_figure_5_absolute_and_relative_differ_by_the_output():
 
 
 def test_figure_6_draws_variants_and_counts():
-    frame = pd.concat([deviations(N=2048).assign(Bc=Bc, max=1e-3 / Bc) for Bc in blocks.TILES])
+    frame = pd.concat([deviations(N=2048).assign(Bc=Bc, max=1e-3 / Bc, rms=1e-3 / Bc) for Bc in blocks.TILES])
     svg = drawn(figures.blocks(frame[frame["distribution"] == "normal"], blocks.VARIANTS[:2], "(a)"))
     assert "swapped" in svg and "BF16" in svg
+    ratios = figures.block_ratios(frame[frame["distribution"] == "normal"], "swapped", "title")
+    assert "BF16 16.00" in ratios.to_dict()["usermeta"]["alt"]  # Bc falls from 1,024 to 64, and the error is 1 / Bc
+    drawn(ratios)
     chart = figures.rescalings(frame)
     assert "a row has 255 tiles after the first and its maximum grows 3.0 times" in chart.to_dict()["usermeta"]["alt"]
     drawn(chart)

@@ -1,7 +1,7 @@
 """The charts of the book: one theme, one colour per meaning, and a function per figure (table in, Altair chart out)."""
 
 from fa_study.figures.attribution import site_bars
-from fa_study.figures.blocks import blocks, rescalings
+from fa_study.figures.blocks import block_ratios, blocks, rescalings
 from fa_study.figures.design import micro_benchmark
 from fa_study.figures.formats import against_golden, by_format, by_width, fp8
 from fa_study.figures.law import bias, law
@@ -16,6 +16,7 @@ __all__ = [
     "COLOURS",
     "against_golden",
     "bias",
+    "block_ratios",
     "blocks",
     "by_format",
     "by_width",

@@ -71,7 +71,7 @@ def band_lines(
     base = alt.Chart(shown).encode(x)
     band = base.mark_area(color=colour, opacity=0.2).encode(y("low"), alt.Y2("high:Q"), alt.Detail(f"{series}:N"))
     line = base.mark_line(color=colour).encode(y("median"), alt.StrokeDash(f"{series}:N", sort=order).legend(axis))
-    points = base.mark_point(color=colour, fill=colour).encode(
+    points = base.mark_point(color=colour).encode(
         y("median"), alt.Shape(f"{series}:N", sort=order).legend(None), tooltip=tooltips(series, x.to_dict()["field"])
     )
     return band + line + points

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from fa_study.experiments.blocks import by_variant
-from fa_study.figures.bands import format_name, positive, powers_of_two, seed_bands, tooltips
+from fa_study.experiments.blocks import by_variant, paired_ratios
+from fa_study.figures.bands import band_lines, format_name, positive, powers_of_two, seed_bands, tooltips
 from fa_study.figures.theme import COLOURS, describe, log_y
 
 
@@ -38,7 +38,7 @@ def blocks(frame: pd.DataFrame, variants: Sequence[str], title: str) -> alt.Laye
     if len(variants) == 1:
         dash = dash.legend(None)
     line = base.mark_line(color=COLOURS["Flash"]).encode(log_y("median", y), alt.Detail("series:N"), dash)
-    points = base.mark_point(color=COLOURS["Flash"], fill=COLOURS["Flash"]).encode(
+    points = base.mark_point(color=COLOURS["Flash"]).encode(
         log_y("median", y),
         alt.Shape("format:N", sort=list(dict.fromkeys(shown["format"]))).title("format").legend(columns=2),
         tooltip=tooltips("format", "variant", "Br", "Bc", "area", "T"),
@@ -53,6 +53,35 @@ def blocks(frame: pd.DataFrame, variants: Sequence[str], title: str) -> alt.Laye
     )
 
 
+def block_ratios(frame: pd.DataFrame, variant: str, title: str) -> alt.LayerChart:
+    """The RMS difference with other blocks over that with the published ones, against the fast memory M.
+
+    Parameters
+    ----------
+    frame : rows of Flash against Baseline of one distribution and family; a line per format.
+    variant : of `experiments.blocks.VARIANTS`.
+    """
+    shown = seed_bands(paired_ratios(frame, variant), "ratio", ["format", "M"]).sort_values(["format", "M"])
+    shown["format"] = shown["format"].map(format_name)
+    name = "with other blocks / as published"
+    chart = band_lines(
+        shown,
+        powers_of_two("M", "fast memory M, in numbers"),
+        name,
+        colour=COLOURS["Flash"],
+        series="format",
+        legend="format",
+        log=False,
+    )
+    largest = shown.groupby("format")["median"].max()
+    return describe(
+        chart.properties(title=title),
+        f"RMS difference with {variant} blocks over that with the published ones, largest median: "
+        + "; ".join(f"{fmt} {ratio:.2f}" for fmt, ratio in largest.items())
+        + ".",
+    )
+
+
 def rescalings(frame: pd.DataFrame) -> alt.LayerChart:
     """How often a row is rescaled, beside the number of key tiles, against Bc; from the counts of the run."""
     flash = frame[frame["method"] == "Flash"].assign(tiles=lambda f: -(-f["N"] // f["Bc"]) - 1)
@@ -63,9 +92,9 @@ def rescalings(frame: pd.DataFrame) -> alt.LayerChart:
     base = alt.Chart(long).encode(powers_of_two("Bc", "keys per tile Bc"))
     y = alt.Y("count:Q").scale(type="log").title("times per row")
     line = base.mark_line(color=COLOURS["Flash"]).encode(
-        y, alt.StrokeDash("what:N", sort=list(names.values())).title(None)
+        y, alt.StrokeDash("what:N", sort=list(names.values())).title(None).legend(labelLimit=320)
     )
-    points = base.mark_point(color=COLOURS["Flash"], fill=COLOURS["Flash"]).encode(
+    points = base.mark_point(color=COLOURS["Flash"]).encode(
         y,
         alt.Shape("what:N", sort=list(names.values())).legend(None),
         tooltip=[alt.Tooltip("what:N"), alt.Tooltip("Bc:Q"), alt.Tooltip("count:Q").format(".2f")],

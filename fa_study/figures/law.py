@@ -31,7 +31,7 @@ def law(frame: pd.DataFrame, title: str, *, predicted: bool = True) -> alt.Layer
             log_y("low", y), alt.Y2("high:Q"), alt.Detail("mode:N")
         ),
         base.mark_line(color=COLOURS["Flash"]).encode(log_y("median", y), dash),
-        base.mark_point(color=COLOURS["Flash"], fill=COLOURS["Flash"]).encode(
+        base.mark_point(color=COLOURS["Flash"]).encode(
             log_y("median", y),
             alt.Shape("mode:N", sort=order).legend(None),
             tooltip=tooltips("mode", "T", number=".3g"),
@@ -74,7 +74,7 @@ def bias(shares: pd.DataFrame, title: str) -> alt.LayerChart:
     y = alt.Y("share:Q").title("bias² / mean squared error").scale(domain=[0, 1])
     base = alt.Chart(shown).encode(powers_of_two("T", "key tiles T = N / Bc"), y)
     line = base.mark_line(color=COLOURS["Flash"]).encode(alt.StrokeDash("mode:N", sort=order).title("rounding"))
-    points = base.mark_point(color=COLOURS["Flash"], fill=COLOURS["Flash"]).encode(
+    points = base.mark_point(color=COLOURS["Flash"]).encode(
         alt.Shape("mode:N", sort=order).legend(None),
         tooltip=[alt.Tooltip("mode:N"), alt.Tooltip("T:Q"), alt.Tooltip("share:Q").format(".3f")],
     )

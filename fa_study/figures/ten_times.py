@@ -117,6 +117,7 @@ def control(frame: pd.DataFrame, title: str) -> alt.LayerChart:
         alt.X("median:Q").title("RMS error / (u × RMS of the output)"),
         alt.Color("meaning:N", sort=meanings)
         .scale(domain=meanings, range=[COLOURS["Baseline"], "#F0B48C", COLOURS["Flash"]])
+        .legend(labelLimit=320)
         .title(None),
         tooltip=tooltips("arm", "what", number=".3g"),
     )

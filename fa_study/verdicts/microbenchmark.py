@@ -13,11 +13,13 @@ PAPER_FORMATS = ("bf16", "fp16", "fp32", "fp64")
 _SETTING = ["distribution", "family"]
 
 
-def answer(part: int, whole: int) -> Holds:
-    """All, some or none of the settings."""
+def answer(part: int, whole: int, *, nearly: float = 0.95) -> Holds:
+    """Whether a claim that is true in `part` of `whole` settings holds: in nearly all, in some, in nearly none."""
     if whole == 0:
         raise ValueError("a verdict needs at least one setting, got an empty table")
-    return "holds" if part == whole else "holds only where" if part else "does not hold"
+    return (
+        "holds" if part >= nearly * whole else "does not hold" if part <= (1 - nearly) * whole else "holds only where"
+    )
 
 
 def format_verdict(frame: pd.DataFrame) -> Verdict:
