@@ -5,7 +5,7 @@ STAMP := .venv/installed
 # One thread for each of the processes that run side by side: on few cores threads hinder each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help venv test test-slow test-book book pdf demo bench lint clean
+.PHONY: help venv test test-slow test-book book pdf demo tables bench lint clean
 
 help:
 	@echo "Targets (times on 2 cores)"
@@ -13,6 +13,7 @@ help:
 	@echo "  make book       train the demonstration, build the book      8 min first, under 1 min after; 2.3 GB with .venv"
 	@echo "  make demo       only the four demonstration runs             4 min, 0.1 GB under runs/"
 	@echo "  make test-slow  the exhaustive tests                         1 h or more"
+	@echo "  make tables     the stored tables of the notebooks, again    60 min at most; resumes"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
 	@echo "  make lint       ruff, spelling, types                        10 s"
 	@echo "  make test-book  the built book in Chrome or Chromium         5 min after make book"
@@ -50,6 +51,9 @@ test-book: book
 pdf: demo
 	$(ONE_THREAD) $(BIN)/jupyter-book build -W -n --keep-going --builder singlehtml book/
 	$(BIN)/python tests/browser/print_book.py
+
+tables: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python -m fa_study.experiments
 
 bench: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python tests/benchmarks/run.py
