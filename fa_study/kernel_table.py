@@ -24,6 +24,7 @@ from fa_study.audit.accuracy import eager, gradient_references, judge, truth
 from fa_study.audit.behaviour import check_behaviour, check_repeats
 from fa_study.audit.calls import Direct
 from fa_study.audit.cases import Case
+from fa_study.audit.gradient_policies import fit_gradients
 from fa_study.audit.policies import score
 from fa_study.audit.probe import Support, try_feature
 from fa_study.audit.subject import Subject, parameters_of
@@ -45,7 +46,7 @@ FACTS = {
 COLUMNS = (
     *("kernel", "package", "version", "device", "dtype", "runs", "reason"),
     *("max_error", "rms_error", "ratio", "verdict", "gradient_error", "gradient_ratio", "gradient_verdict"),
-    *("policies", "r2", "equal", "alignment", *FACTS.values(), "seconds"),
+    *("policies", "r2", "equal", "gradient_policies", "gradient_r2", "alignment", *FACTS.values(), "seconds"),
 )
 
 
@@ -85,12 +86,20 @@ def measure_kernel(k: Kernel, dtype: str) -> dict[str, object]:
     row |= _worst(judged)
     row |= _gradients(subject, cases[0])
     table, _ = score(data[::2], data[1::2])
-    chosen = table[table.chosen]
-    best = chosen.iloc[0] if len(chosen) else table.iloc[0]
-    row["policies"] = "; ".join(chosen.policy) if len(chosen) else f"none fits; nearest: {best.policy}"
-    row |= {"r2": best.r2_check, "equal": best.equal}
+    row["policies"], row["r2"], row["equal"] = _named(table)
+    row["gradient_policies"], row["gradient_r2"], _ = _named(fit_gradients(subject, cases[:: 3 if k.slow else 1]))
     row |= _behaviour(subject, k, dtype)
     return row | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _named(table: pd.DataFrame) -> tuple[str, float, float]:
+    """The policies that predict, or the nearest: names, R2 and share of equal bits of the best of them."""
+    if table.empty:
+        return "", math.nan, math.nan
+    chosen = table[table.chosen]
+    best = chosen.iloc[0] if len(chosen) else table.iloc[0]
+    names = "; ".join(chosen.policy) if len(chosen) else f"none fits; nearest: {best.policy}"
+    return names, best.r2_check, best.equal
 
 
 def _worst(judged: list[dict]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from fa_study.audit.accuracy import accuracy_cases, measure
 from fa_study.audit.behaviour import check_behaviour
 from fa_study.audit.calls import Attention
 from fa_study.audit.finding import Finding, Tried
+from fa_study.audit.gradient_policies import fit_gradients
 from fa_study.audit.policies import COLUMNS as POLICY_COLUMNS
 from fa_study.audit.policies import FITS, fit, policy_cases
 from fa_study.audit.probe import ORDER, Support, probe
@@ -35,7 +36,7 @@ class AuditReport:
     findings : what is wrong, then notes.
     tried : a line for each dtype, head size, length and feature.
     accuracy : a row per case and tensor: errors against float64, ratio to standard attention's, verdict.
-    policies : a row per dtype and policy: R2 on the fitted and on the checked half, share of equal bits, chosen.
+    policies : a row per dtype, direction and policy: R2 on both halves, share of equal bits, chosen.
     facts : short answers about behaviour, by question.
     """
 
@@ -53,7 +54,8 @@ class AuditReport:
     def best_policies(self) -> dict[str, str]:
         """In one sentence for each dtype, which policies predict it."""
         sentences = {}
-        for dtype, table in self.policies.groupby("dtype", sort=False):
+        for (dtype, backward), table in self.policies.groupby(["dtype", "backward"], sort=False):
+            dtype += ", backward" if backward else ""
             chosen, best = table[table.chosen], table.iloc[0]
             if len(chosen):
                 names = "; ".join(f"{row.policy} (R2 {row.r2_check:.4f})" for row in chosen.itertuples())
@@ -158,6 +160,9 @@ def audit_subject(
             table, found = fit(subject, policy_cases(dtype, support.lengths, head_size))
             tables += [table] if len(table) else []
             findings += found
+            if dtype in support.gradients:
+                pair = policy_cases(dtype, support.lengths, head_size)[::3]
+                tables.append(fit_gradients(subject, pair))
         policies = pd.concat(tables, ignore_index=True) if tables else policies
     findings = _merged(findings)
     return AuditReport(

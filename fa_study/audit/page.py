@@ -47,7 +47,7 @@ def policy_chart(report: AuditReport) -> alt.Chart | None:
     register_theme()
     if report.policies.empty:
         return None
-    rows = report.policies.groupby("dtype", sort=False).head(5).copy()
+    rows = report.policies[~report.policies.backward.astype(bool)].groupby("dtype", sort=False).head(5).copy()
     rows["shown"] = rows.r2.clip(lower=0)
     rows["answer"] = rows.chosen.map({True: "predicts it", False: "does not"})
     chart = (

@@ -33,7 +33,7 @@ TILES = (16, 32, 64, 128)
 WHOLE = 1 << 20  # a tile that holds all keys
 # Sites that every released flash kernel keeps in FP32, and the code of a finding where one is not.
 NARROW = {"accumulator": "accumulator", "sum": "row-sum", "rescale": "rescale", "max": "max", "exponentials": "row-sum"}
-COLUMNS = ("dtype", "policy", "r2", "r2_check", "equal", "chosen", "fault")
+COLUMNS = ("dtype", "backward", "policy", "r2", "r2_check", "equal", "chosen", "fault")
 
 Emulation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -250,26 +250,27 @@ def score(fitted: list[tuple], checked: list[tuple]) -> tuple[pd.DataFrame, list
 
     def r2(candidate: Candidate, data: list[tuple]) -> float:
         pairs = ((_emulated(case, dtype, keys, candidate.name), out, golden) for case, out, golden in data)
-        return _mean([r_squared(out, emulation, golden) for emulation, out, golden in pairs])
+        return mean_of_known([r_squared(out, emulation, golden) for emulation, out, golden in pairs])
 
     # The first case sorts out those that are far off.
     first = {c: r2(c, fitted[:1]) for c in candidates(dtype, keys)}
     near = max(first.values(), default=math.nan) - 0.2
     rows = [
-        (dtype, c.name, r2(c, fitted) if value >= near else value, math.nan, math.nan, False, c.fault)
+        (dtype, False, c.name, r2(c, fitted) if value >= near else value, math.nan, math.nan, False, c.fault)
         for c, value in first.items()
     ]
     table = pd.DataFrame(rows, columns=COLUMNS).sort_values("r2", ascending=False, kind="stable", ignore_index=True)
     best = table.r2.iloc[0]
     for i in table.index[table.r2 >= best - TIE]:
         emulations = [(_emulated(case, dtype, keys, table.policy[i]), out, golden) for case, out, golden in checked]
-        table.loc[i, "r2_check"] = _mean([r_squared(out, e, golden) for e, out, golden in emulations])
-        table.loc[i, "equal"] = _mean([float((e == out).double().mean()) for e, out, _ in emulations])
+        table.loc[i, "r2_check"] = mean_of_known([r_squared(out, e, golden) for e, out, golden in emulations])
+        table.loc[i, "equal"] = mean_of_known([float((e == out).double().mean()) for e, out, _ in emulations])
         table.loc[i, "chosen"] = bool(table.r2_check[i] >= FITS and best >= FITS)
     return table, _meaning(table, dtype)
 
 
-def _mean(values: list[float]) -> float:
+def mean_of_known(values: list[float]) -> float:
+    """The mean of the values that are not NaN."""
     known = [x for x in values if not math.isnan(x)]
     return sum(known) / len(known) if known else math.nan
 
