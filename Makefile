@@ -5,7 +5,7 @@ STAMP := .venv/installed
 # One thread for each of the processes that run side by side: on few cores threads hinder each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help venv test test-slow test-book book pdf demo tables bench lint clean
+.PHONY: help venv test test-slow test-book book pdf demo tables kernels bench lint clean
 
 help:
 	@echo "Targets (times on 2 cores)"
@@ -14,6 +14,7 @@ help:
 	@echo "  make demo       only the four demonstration runs             4 min, 0.1 GB under runs/"
 	@echo "  make test-slow  the exhaustive tests                         1 h or more"
 	@echo "  make tables     the stored tables of the notebooks, again    60 min at most; resumes"
+	@echo "  make kernels    every kernel that runs here, into a table    20 min, 0.8 GB in .venv-kernels"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
 	@echo "  make lint       ruff, spelling, types                        10 s"
 	@echo "  make test-book  the built book in Chrome or Chromium         5 min after make book"
@@ -54,6 +55,20 @@ pdf: demo
 
 tables: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m fa_study.experiments
+
+# Kernels of other machines run here by interpreters, in an environment of its own that sees the packages of .venv.
+kernels: .venv-kernels/installed
+	$(ONE_THREAD) TRITON_INTERPRET=1 FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE \
+		.venv-kernels/bin/python -W ignore -m fa_study kernels --all --out notebooks/data/kernels.csv
+
+.venv-kernels/installed: requirements-kernels.txt requirements-gpu.txt $(STAMP)
+	$(BIN)/python -m venv .venv-kernels
+	echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
+		> .venv-kernels/lib/python3.11/site-packages/project.pth
+	.venv-kernels/bin/python -m pip install --quiet -r requirements-kernels.txt
+	FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
+		.venv-kernels/bin/python -m pip install --quiet --no-deps --no-build-isolation -r requirements-gpu.txt
+	@touch $@
 
 bench: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python tests/benchmarks/run.py

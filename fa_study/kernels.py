@@ -83,12 +83,13 @@ KERNELS = {
         Kernel("flex-compiled-cpu", "torch", "cpu", kernels_torch.flex_compiled, WIDE[:3], slow="compiled"),
         Kernel("jax-pallas-tpu", "jax", "cpu", kernels_extra.pallas_tpu, WIDE[:3], "jax.experimental", "interpreted"),
         Kernel("jax-pallas-gpu", "jax", "cpu", kernels_extra.pallas_gpu, WIDE[:3], "jax.experimental", "interpreted"),
+        # No BF16: the interpreter's products take its bits for those of another format.
         Kernel(
             "flash-attn-triton",
             "flash-attn",
             "cpu",
             kernels_extra.flash_attn_triton,
-            WIDE[:3],
+            ("fp16", "fp32"),
             "flash_attn",
             "interpreted",
         ),
