@@ -18,7 +18,7 @@ STUDIES = {
     "heads": (("fa1",), (16, 64, 256)),
     "kernel": (("fa2",), (16, 64, 256)),
 }
-LENGTHS = tuple(2**i for i in range(8, 15))
+LENGTHS = tuple(2**i for i in range(8, 14))
 
 
 def ten_times_cell(*, study: str, distribution: str, N: int, format: str, D: int) -> pd.DataFrame:
