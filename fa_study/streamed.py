@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from fa_study.values import Flat, blocks
-from fa_study.wasserstein import merged_terms, safe_scale
+from fa_study.wasserstein import merged_terms, safe_scale, sorted_wasserstein
 
 # Values of both sides together that a slice may hold, unless more of them are nearly the same: 128 MB in float32.
 SLICE = 1 << 25
@@ -24,9 +24,14 @@ def streamed_wasserstein(read_a: _Read, read_b: _Read) -> float:
 
     The memory is one tensor and one slice of values; NaN where a side has no finite value.
     """
-    dtype = np.result_type(np.float32, *(x.native_type() for read in (read_a, read_b) for x in read()))
+    reads = read_a, read_b
+    seen = [(x.native_type(), len(x)) for read in reads for x in read()]
+    dtype = np.result_type(np.float32, *(kind for kind, _ in seen))
+    if sum(size for _, size in seen) <= SLICE:
+        x, y = (_between(read, dtype, -np.finfo(dtype).max, np.inf) for read in reads)
+        return sorted_wasserstein(x, y) if len(x) and len(y) else math.nan
     edges = _edges(dtype)
-    counts = [_bucket_counts(read, dtype, edges) for read in (read_a, read_b)]
+    counts = [_bucket_counts(read, dtype, edges) for read in reads]
     n, m = (int(count.sum()) for count in counts)
     if not n or not m:
         return math.nan
@@ -41,7 +46,7 @@ def streamed_wasserstein(read_a: _Read, read_b: _Read) -> float:
     terms, before, last = [], [0, 0], None
     for i, start in enumerate(cuts):
         stop = cuts[i + 1] if i + 1 < len(cuts) else len(edges) - 1
-        x, y = (_between(read, dtype, edges[start], edges[stop]) for read in (read_a, read_b))
+        x, y = (_between(read, dtype, edges[start], edges[stop]) for read in reads)
         if not len(x) and not len(y):
             continue
         first = min(float(side[0]) for side in (x, y) if len(side))
