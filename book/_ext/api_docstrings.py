@@ -14,8 +14,10 @@ from sphinx.application import Sphinx
 
 import fa_study
 
-# The pages to which every module is added that no page of the reference names, by the package it is in.
-REST = {"api/results": ("fa_study.experiments", "fa_study.figures", "fa_study.verdicts"), "api/inside": ("fa_study",)}
+# The two pages to which every module is added that no page of the reference names: those of the results' packages to
+# the first, all others to the second.
+RESULTS, INSIDE = "api/results", "api/inside"
+RESULT_PACKAGES = {"fa_study.experiments", "fa_study.figures", "fa_study.verdicts"}
 _REST_ENTRY = """
 ## `{module}`
 
@@ -135,15 +137,15 @@ def convert(app: Sphinx, what: str, name: str, obj: object, options: object, lin
 
 def add_remaining_modules(app: Sphinx, docname: str, source: list[str]) -> None:
     """Complete the last pages of the reference, so that a new module is in it from its first day."""
-    if docname not in REST:
+    if docname not in (RESULTS, INSIDE):
         return
     pages = "\n".join(page.read_text() for page in Path(app.srcdir, "api").glob("*.md"))
     named = set(re.findall(r"automodule:: (\S+)", pages))
     # What a named module offers is described there, wherever it was defined.
     offered = {id(vars(m)[name]) for m in map(import_module, named) for name in getattr(m, "__all__", ())}
     for info in pkgutil.walk_packages(fa_study.__path__, "fa_study."):
-        package = info.name.rpartition(".")[0]
-        if info.ispkg or info.name in named or "._" in info.name or package not in REST[docname]:
+        page = RESULTS if info.name.rpartition(".")[0] in RESULT_PACKAGES else INSIDE
+        if info.ispkg or info.name in named or "._" in info.name or page != docname:
             continue
         repeated = [name for name, value in vars(import_module(info.name)).items() if id(value) in offered]
         source[0] += _REST_ENTRY.format(module=info.name, repeated=", ".join(repeated))
