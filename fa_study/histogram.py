@@ -23,6 +23,13 @@ def _code_values(dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
     return values, finite[np.argsort(values[finite], kind="stable")]
 
 
+@cache
+def _special_codes(dtype: torch.dtype) -> tuple[np.ndarray, ...]:
+    """The codes of NaN, of infinities and of zeros."""
+    values = _code_values(dtype)[0]
+    return tuple(np.flatnonzero(which) for which in (np.isnan(values), np.isinf(values), values == 0))
+
+
 class ValueHistogram:
     """How often each value of a float format of at most 16 bits occurs.
 
@@ -77,19 +84,19 @@ class ValueHistogram:
     @property
     def finite(self) -> int:
         """The number of finite values."""
-        return int(self.counts[_code_values(self.dtype)[1]].sum())
+        return len(self) - self.nan - self.inf
 
     @property
     def nan(self) -> int:
-        return int(self.counts[np.isnan(_code_values(self.dtype)[0])].sum())
+        return int(self.counts[_special_codes(self.dtype)[0]].sum())
 
     @property
     def inf(self) -> int:
-        return int(self.counts[np.isinf(_code_values(self.dtype)[0])].sum())
+        return int(self.counts[_special_codes(self.dtype)[1]].sum())
 
     @property
     def zero(self) -> int:
-        return int(self.counts[_code_values(self.dtype)[0] == 0].sum())
+        return int(self.counts[_special_codes(self.dtype)[2]].sum())
 
     def distribution(self) -> tuple[np.ndarray, np.ndarray]:
         """(values, counts) of the finite values that occur, ascending; -0 and +0 are two entries of value 0."""
