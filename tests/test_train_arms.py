@@ -147,6 +147,12 @@ def test_precision_reaches_attention_and_weights(precision, attention, weights, 
     assert all(torch.isfinite(tensor).all() for tensor in last.values())
 
 
+def test_unet_trains(tmp_path):
+    folder = train_here(tmp_path, "model=unet", "attn=flash", "precision=bf16", "steps=2", "snapshots.every=2")
+    first, last = (load_file(folder / "weights" / f"step-{step:06d}.safetensors") for step in (0, 2))
+    assert all(not torch.equal(first[name], last[name]) for name in first)
+
+
 def test_scaled_loss_is_unscaled_before_it_is_clipped_and_logged(tmp_path):
     rows = {}
     for precision in ("fp32", "fp16"):

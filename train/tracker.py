@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from train import Refusal
 from train.folder import RunFolder
 
-
 ONLINE_TIMEOUT = 60.0  # seconds that logger.mode=online waits for the server before it falls back to offline
 
 
@@ -32,10 +31,7 @@ class Tracker:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        if mode == "online" and not wandb.api.api_key:
-            raise Refusal("logger.mode=online needs WANDB_API_KEY or a stored login; use logger.mode=offline")
         identity = folder.manifest.get("wandb_id") or secrets.token_hex(4)
-        folder.update(wandb_id=identity)
         options = {
             "project": settings.logger.project,
             "id": identity,
@@ -48,14 +44,24 @@ class Tracker:
                 console="off", silent=True, x_disable_meta=True, x_disable_stats=True, init_timeout=ONLINE_TIMEOUT
             ),
         }
-        try:
-            self._run = wandb.init(mode=mode, resume="allow" if mode == "online" else None, **options)
-        except wandb.errors.Error as error:
-            if mode != "online":
-                raise
-            print(f"W&B cannot be reached ({str(error).splitlines()[0]}): logging offline", flush=True)
+        self._run = self._online(options) if mode == "online" else None
+        if self._run is None:
             self._run = wandb.init(mode="offline", **options)
+        folder.update(wandb_id=options["id"])
         self._run.define_metric("*", step_metric="trainer/global_step")
+
+    def _online(self, options: dict):
+        """A run that is sent to the server as it goes, or None, and a message, if the server cannot be had."""
+        import wandb
+
+        try:
+            if not wandb.login(prompt=False):
+                raise Refusal("logger.mode=online needs WANDB_API_KEY or a stored login; use logger.mode=offline")
+            return wandb.init(mode="online", resume="allow", **options)
+        except wandb.errors.Error as error:
+            print(f"W&B cannot be reached ({str(error).splitlines()[0]}): logging offline", flush=True)
+            options["id"] = secrets.token_hex(4)  # W&B's background process holds on to the first one
+            return None
 
     def log(self, step: int, row: dict[str, float]) -> None:
         if self._run is not None:
