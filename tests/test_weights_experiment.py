@@ -9,7 +9,14 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from fa_study.experiments.weights import drift_trend, pairs_in, weight_differences, weight_trajectory, whole_model
+from fa_study.experiments.weights import (
+    drift_trend,
+    pairs_in,
+    ratio_to_twins,
+    weight_differences,
+    weight_trajectory,
+    whole_model,
+)
 from fa_study.verdicts import drift_verdict
 
 
@@ -64,6 +71,14 @@ def test_pairs_differ_in_one_thing(tmp_path):
         ("ulp twin", "baseline-fp32-dit-s0-twin1", "baseline-fp32-dit-s0"),
         ("ulp twin", "baseline-fp32-dit-s0-twin2", "baseline-fp32-dit-s0"),
     }
+
+
+def test_ratio_to_twins(tmp_path):
+    make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0)), make_run(tmp_path, "flash", shifts=(0.0, 1.0, 3.0))
+    for twin, shift in ((1, 1.0), (2, 2.0), (3, 4.0)):
+        make_run(tmp_path, "baseline", twin=twin, shifts=(0.1, shift, shift))
+    ratio = ratio_to_twins(weight_differences(tmp_path), "max_difference")
+    assert ratio[["step", "ratio"]].to_numpy().tolist() == [[100, 0.5], [200, 1.5]]
 
 
 def test_no_runs_give_an_empty_table(tmp_path):

@@ -148,6 +148,24 @@ def whole_model(frame: pd.DataFrame, kind: str, average: str = "pooled") -> pd.D
     return frame[(frame["kind"] == kind) & (frame["level"] == "model") & (frame["average"] == average)]
 
 
+def ratio_to_twins(frame: pd.DataFrame, metric: str, average: str = "pooled") -> pd.DataFrame:
+    """The distance between Flash and Baseline over that between Baseline and its ulp twins.
+
+    A twin starts from weights that differ by about one unit in the last place and is otherwise the same run: it shows
+    what training makes of any perturbation. A ratio of 1 means that Flash moves the weights no further than that.
+
+    Returns
+    -------
+    DataFrame : precision, seed, step, ratio; of several twins of a seed the median counts. Only where both exist and
+        the twins differ at all.
+    """
+    keys = ["precision", "seed", "step"]
+    flash = whole_model(frame, "Flash against Baseline", average).set_index(keys)[metric]
+    twins = whole_model(frame, "ulp twin", average).groupby(keys)[metric].median()
+    ratio = (flash / twins[twins > 0]).dropna()
+    return ratio.rename("ratio").reset_index().query("step > 0").reset_index(drop=True)
+
+
 def drift_trend(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Does the drift only grow? Per precision and seed, Kendall's rank correlation of step and distance.
 

@@ -1,4 +1,4 @@
-"""Figure 7: how far Flash-trained and Baseline-trained weights are apart, over training."""
+"""Figures 7 and 8: how far the weights of paired training runs are apart, over training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ from fa_study.figures.theme import COLOURS, describe, log_y
 TITLES = {
     "max_difference": "Max Difference of the weights",
     "wasserstein": "Wasserstein distance of the weights",
-    "relative_l2": "Relative L2 distance of the weights",
+    "mean_difference": "mean |difference| of the weights",
+    "relative_l2": "relative L2 distance of the weights",
+}
+# What the two runs of a pair differ in -> its colour.
+KIND_COLOURS = {
+    "Flash against Baseline": COLOURS["Flash"],
+    "ulp twin": COLOURS["ulp twins"],
+    "BF16 against FP32": COLOURS["low precision"],
+    "FP16 against FP32": COLOURS["low precision"],
+    "other initialisation": COLOURS["initialisation"],
+    "other data order": COLOURS["data order"],
+    "the same again": COLOURS["repeat"],
+    "other thread count": COLOURS["repeat"],
+    "batch in parts": COLOURS["repeat"],
 }
 
 
@@ -22,13 +35,13 @@ def spread_over_seeds(frame: pd.DataFrame, metric: str, by: list[str]) -> pd.Dat
 
 
 def weight_differences(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
-    """Distance between the weights of paired runs over training, one line per precision, on a log axis.
+    """Distance between the weights of paired runs over training: a colour per kind of pair, a dash per precision.
 
     Parameters
     ----------
-    frame : a row per (precision, seed, step), with the column named by `metric`. Steps at which every seed's distance
-        is exactly 0 (step 0, since a pair starts from the same weights) have no place on a log axis and are left out.
-    metric : "max_difference", "wasserstein" or "relative_l2".
+    frame : a row per (kind, precision, seed, step), with the column named by `metric`. Distances of exactly 0 (step 0,
+        where most pairs start from the same weights) have no place on a log axis and are left out.
+    metric : one of `TITLES`.
 
     Returns
     -------
@@ -37,19 +50,24 @@ def weight_differences(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
     if metric not in TITLES:
         raise ValueError(f"metric is one of {', '.join(TITLES)}, got {metric!r}")
     # A single zero on a log axis makes the whole band disappear.
-    shown = spread_over_seeds(frame[frame[metric] > 0], metric, ["precision", "step"])
-    shown["arm"] = "Flash against Baseline, " + shown["precision"].str.upper()
-    base = alt.Chart(shown).encode(alt.X("step:Q").title("training step"))
-    y = log_y("median", TITLES[metric])
-    band = base.mark_area(color=COLOURS["Flash"], opacity=0.2).encode(
-        log_y("low", TITLES[metric]), alt.Y2("high:Q"), alt.Detail("arm:N")
+    shown = spread_over_seeds(frame[frame[metric] > 0], metric, ["kind", "precision", "step"])
+    shown["precision"] = shown["precision"].str.upper()
+    kinds = [kind for kind in KIND_COLOURS if kind in set(shown["kind"])]
+    colour = (
+        alt.Color("kind:N", sort=kinds).scale(domain=kinds, range=[KIND_COLOURS[kind] for kind in kinds]).title(None)
     )
-    line = base.mark_line(color=COLOURS["Flash"]).encode(y, alt.StrokeDash("arm:N").title("median of the seeds"))
-    points = base.mark_point(color=COLOURS["Flash"], fill=COLOURS["Flash"]).encode(
+    base = alt.Chart(shown).encode(alt.X("step:Q").title("training step").axis(tickCount=6), colour)
+    band = base.mark_area(opacity=0.2).encode(
+        log_y("low", TITLES[metric]), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
+    )
+    y = log_y("median", TITLES[metric])
+    line = base.mark_line().encode(y, alt.StrokeDash("precision:N").title(None))
+    points = base.mark_point().encode(
         y,
-        alt.Shape("arm:N").legend(None),
+        alt.Shape("precision:N").legend(None),
         tooltip=[
-            alt.Tooltip("arm:N").title("runs"),
+            alt.Tooltip("kind:N").title("pair"),
+            alt.Tooltip("precision:N"),
             alt.Tooltip("step:Q"),
             alt.Tooltip("median:Q").format(".3e"),
             alt.Tooltip("low:Q").format(".3e").title("smallest"),
@@ -58,5 +76,5 @@ def weight_differences(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
         ],
     )
     last = shown[shown["step"] == shown["step"].max()]
-    summary = "; ".join(f"{row.arm}: {row.median:.2e}" for row in last.itertuples())
+    summary = "; ".join(f"{row.kind}, {row.precision}: {row.median:.2e}" for row in last.itertuples())
     return describe(band + line + points, f"{TITLES[metric]} over training steps. At the last step, {summary}.")
