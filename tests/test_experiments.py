@@ -141,8 +141,9 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
     sweep = Sweep(measure, [{"n": n} for n in range(4)])
     with pytest.raises(KeyboardInterrupt):
         run_sweep("t.csv", sweep, tmp_path)
-    frame = run_sweep("t.csv", sweep, tmp_path)
+    frame, seconds = run_sweep("t.csv", sweep, tmp_path)
     assert measured == [0, 1, 2, 3] and frame["n"].tolist() == [0, 1, 2, 3] and frame["square"].tolist() == [0, 1, 4, 9]
+    assert seconds > 0 and "seconds" not in frame.attrs
     forget_cells("t.csv", tmp_path)
     run_sweep("t.csv", sweep, tmp_path)
     assert measured == [0, 1, 2, 3] * 2

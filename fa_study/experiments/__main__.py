@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 
 import torch
 
@@ -64,14 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
     # Before the first table changes the checkout, which would make the second one's commit "dirty".
     source = commit()
     for name in names:
-        sweep, start = TABLES[name], time.process_time()
-        frame = run_sweep(name, sweep)
-        # The time of a run that was resumed says nothing about a whole one.
-        seconds = round(time.process_time() - start)
+        sweep = TABLES[name]
+        frame, seconds = run_sweep(name, sweep)
         command = f"python -m fa_study.experiments {name}"
-        path = write_table(frame, name, command=command, seeds=sweep.seeds, seconds=seconds, commit=source)
+        path = write_table(frame, name, command=command, seeds=sweep.seeds, seconds=round(seconds), commit=source)
         forget_cells(name)
-        print(f"{path.relative_to(DATA.parents[1])}: {len(frame)} rows, {seconds} s of processor time", flush=True)
+        print(f"{path.relative_to(DATA.parents[1])}: {len(frame)} rows, {seconds:.0f} s of processor time", flush=True)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,20 +49,28 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def run_sweep(name: str, sweep: Sweep, folder: Path = DATA) -> pd.DataFrame:
-    """All rows of a table. Finished cells wait under `folder`/.cells until the table is stored."""
+def run_sweep(name: str, sweep: Sweep, folder: Path = DATA) -> tuple[pd.DataFrame, float]:
+    """All rows of a table, and the processor time that they took, interrupted runs included.
+
+    Finished cells wait under `folder`/.cells until the table is stored.
+    """
     store = folder / ".cells" / f"{name}-{code_digest()}"
     store.mkdir(parents=True, exist_ok=True)
-    frames = []
+    frames, seconds = [], 0.0
     for cell in tqdm(sweep.cells, desc=name, unit="cell"):
         key = hashlib.sha256(json.dumps(cell).encode()).hexdigest()[:16]
         path = store / f"{key}.parquet"
         if not path.exists():
+            start = time.process_time()
+            rows = sweep.rows(cell)
+            rows.attrs["seconds"] = time.process_time() - start
             temporary = path.with_suffix(".part")
-            sweep.rows(cell).to_parquet(temporary, index=False)
+            rows.to_parquet(temporary, index=False)
             temporary.replace(path)
-        frames.append(pd.read_parquet(path))
-    return pd.concat(frames, ignore_index=True)
+        rows = pd.read_parquet(path)
+        seconds += rows.attrs.pop("seconds")
+        frames.append(rows)
+    return pd.concat(frames, ignore_index=True), seconds
 
 
 def forget_cells(name: str, folder: Path = DATA) -> None:
