@@ -26,7 +26,7 @@ from fa_study.sites import Sites, largest_score, overflow_possible
 from fa_study.tile_products import masked_product, padded, product, round_up, slab, tile_width
 
 # Elements of a tile of scores: three such float32 tensors stay in a cache of 2 MB.
-CHUNK = 2**17
+CHUNK = 2**18
 
 
 @dataclass
@@ -78,11 +78,10 @@ class Call:
             q = q.masked_fill(~rows_seen.unsqueeze(-1), 0.0)
         if keys_seen is not None:
             k, v = (x.masked_fill(~keys_seen.unsqueeze(-1), 0.0) for x in (k, v))
-        self.finite_qk = bool(q.isfinite().all() and k.isfinite().all())
-        self.finite_v = bool(v.isfinite().all())
-
         raw, score = largest_score(q, k, features.scale)
         value = float(v.abs().max()) if v.numel() else 0.0
+        # NaN and infinities show in the bounds; a bound that overflows only takes the careful way.
+        self.finite_qk, self.finite_v = math.isfinite(raw), math.isfinite(value)
         if features.bias is not None:
             score += float(features.bias.masked_fill(features.bias == -math.inf, 0).abs().max())
         hooked = hooked or callable(exp) or not (self.finite_qk and self.finite_v)
@@ -92,6 +91,8 @@ class Call:
             _smallest(q) * _smallest(k) * min(1.0, abs(features.scale)),
             _smallest(v) * math.exp(-2.1 * min(score, 400)),
         )
+        # Where no exponential can be tiny, exact_exp need not look for those.
+        self.mild = not risky and 2.1 * score + growth < 80
         # Matrix units flush subnormal numbers to zero: they are used where none can occur.
         units = not risky and q.device.type == "cpu" and min(smallest_terms) > 2.0**-100
         self.narrow_scores = units and _within_bf16(policy.inputs)
@@ -113,6 +114,7 @@ class Call:
         self.k = padded(k.to(self.carrier).reshape(s.B * s.Hkv, s.S, s.D), s.S, self.D)
         self.v = padded(v.to(self.carrier).reshape(s.B * s.Hkv, s.S, s.Dv), s.S, self.Dv)
         self._buffer: Tensor | None = None
+        self._tiles: dict[tuple[str, int, int], Tensor] = {}
         # The backward pass needs the capped scores before the bias.
         self.keep_capped, self.capped = False, None
 
@@ -157,10 +159,18 @@ class Call:
         return x.reshape(s.B * s.Hkv, -1, x.shape[-1])
 
     def keys(self, keys: slice, W: int) -> Tensor:
-        return padded(self.k[:, keys], W, self.D)
+        """A tile of K (N, W, D), made once for all chunks."""
+        return self._tile("k", self.k, keys, W, self.D)
 
     def values(self, keys: slice, W: int) -> Tensor:
-        return padded(self.v[:, keys], W, self.Dv)
+        """A tile of V (N, W, Dv), made once for all chunks."""
+        return self._tile("v", self.v, keys, W, self.Dv)
+
+    def _tile(self, name: str, x: Tensor, keys: slice, W: int, columns: int) -> Tensor:
+        place = (name, keys.start, W)
+        if place not in self._tiles:
+            self._tiles[place] = padded(x[:, keys], W, columns)
+        return self._tiles[place]
 
     def scores(
         self, chunk: Chunk, keys: slice, W: int, dead: Tensor | None, bias: Tensor | None
@@ -222,7 +232,8 @@ class Call:
             e = shifted_exp(s, subtracted, self.exp, rounding=rounding, generator=self.generator)
             return e, e
         x = self._wide(sites("exponentials", s.sub_(subtracted), dead, rows))
-        function = {"exact": exact_exp, "fexp_u20": fexp_u20}.get(self.exp) if isinstance(self.exp, str) else self.exp
+        exact = torch.exp if self.mild and dead is None else exact_exp
+        function = {"exact": exact, "fexp_u20": fexp_u20}.get(self.exp) if isinstance(self.exp, str) else self.exp
         unrounded = self._narrow(function(x))
         return sites("exponentials", unrounded, dead, rows), unrounded
 

@@ -15,7 +15,7 @@ from fa_study.baseline import run_baseline
 from fa_study.call import Call
 from fa_study.exponentials import Exponential
 from fa_study.features import check_features, check_shapes
-from fa_study.result import AttentionResult
+from fa_study.result import AttentionResult, count_nonfinite
 from fa_study.rounding import RoundingPolicy
 from fa_study.sites import result_dtype
 from fa_study.tiles import ALGORITHMS, Shift, TileOptions, run_tiles
@@ -179,5 +179,5 @@ def _collect(call: Call, chunks: Iterable, given: torch.dtype) -> AttentionResul
             largest[:, :, rows] = top[:, :, : chunk.length, 0].to(wide)
             counts = {name: counts[name] + counted[name] for name in counts}
     counts["overflows"] = dict(call.sites.overflows)
-    counts["nonfinite"] = int((~out.isfinite()).sum())
+    counts["nonfinite"] = count_nonfinite(out)
     return AttentionResult(out, lse, counts, largest)

@@ -87,7 +87,7 @@ def result_dtype(given: torch.dtype, fmt: FloatFormat) -> torch.dtype:
 
 def largest_score(q: Tensor, k: Tensor, scale: float) -> tuple[float, float]:
     """Bounds (of q k^T, of the scaled scores) by |q . k| <= |q| |k|; NaN or infinite if an input is not finite."""
-    norms = [float(x.double().square().sum(-1).max().sqrt()) if x.numel() else 0.0 for x in (q, k)]
+    norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
     bound = norms[0] * norms[1] * 1.0001
     return bound, bound * abs(scale)
 
@@ -113,4 +113,4 @@ def overflow_possible(
         "lse": score + math.log(max(keys, 1)) + 1,
     }
     carrier_max = torch.finfo(policy.carrier).max
-    return not all(bound < min(getattr(policy, site).format.max, carrier_max) / 4 for site, bound in bounds.items())
+    return not all(bound < 0.9 * min(getattr(policy, site).format.max, carrier_max) for site, bound in bounds.items())

@@ -103,7 +103,7 @@ def _add_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: in
     else:
         # A factor of 1 changes no bit: the pass over O is spared where no maximum has grown.
         o = state.o if bool((a == 1).all()) else sites("accumulator", a * state.o, gone, R)
-        o = sites("accumulator", o + pv, gone, R)
+        o = sites("accumulator", pv.add_(o), gone, R)
     if gone is not None:
         # A tile without a live key for a row leaves that row alone, to the bit.
         m, l, o, top = (
