@@ -63,7 +63,8 @@ def band_lines(
     legend : title of the legend; None for no legend.
     """
     order = list(dict.fromkeys(shown[series]))
-    axis = alt.Legend(title=legend, labelLimit=320) if legend is not None else None
+    columns = 2 if max(map(len, order)) < 12 else 1
+    axis = alt.Legend(title=legend, labelLimit=320, columns=columns) if legend is not None else None
 
     def y(field: str) -> alt.Y:
         return log_y(field, y_title) if log else alt.Y(f"{field}:Q").title(y_title)
