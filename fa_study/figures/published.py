@@ -117,9 +117,9 @@ def sink_factors(frame: pd.DataFrame, sink_values: str) -> alt.LayerChart:
     table = sinks.factors(frame[frame["sink_values"] == sink_values])
     shown = positive(seed_bands(table, "factor", ["change", "delta"]))
     names = {
-        "order": "reverse order instead of forward, P × 1",
-        "scale": "P × 256 instead of P × 1, forward",
-        "rest": "reverse instead of forward, P × 256",
+        "order": "to reverse order, P × 1",
+        "scale": "to P × 256, forward",
+        "rest": "to reverse order, P × 256",
     }
     shown["what"] = shown["change"].map(names)
     x = alt.X("delta:Q").title("Δ: what the sinks' scores are raised by")
@@ -150,7 +150,7 @@ def sink_underflow(frame: pd.DataFrame) -> alt.LayerChart:
         pd.DataFrame({"delta": deltas, "value": sinks.predicted_flush(deltas, s), "scale": s}) for s in sinks.SCALES
     )
     formula = (
-        alt.Chart(curves.assign(source="published formula, forward order"))
+        alt.Chart(curves.assign(source="published formula"))
         .mark_line(strokeDash=[2, 3], strokeWidth=1.5)
         .encode(
             x,
