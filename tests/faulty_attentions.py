@@ -98,3 +98,9 @@ def _truncated(x, dtype):
 
 def truncating_cast(q, k, v):
     return _tiled(q, k, v, cast=_truncated)
+
+
+def few_shapes(q, k, v):
+    """Sound, and refuses all but what its blocks divide, as many kernels do."""
+    assert q.shape == k.shape and q.shape[2] % 128 == 0 and q.shape[3] == 64 and q.dtype == torch.float32
+    return written_out(q, k, v)

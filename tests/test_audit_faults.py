@@ -113,6 +113,14 @@ def test_layout_is_found_out():
     assert {"dtype", "lengths", "causal", "scale", "gradients"} <= works
 
 
+def test_kernel_that_takes_few_shapes_is_audited_on_these():
+    report = audit(faulty.few_shapes)
+    assert report.passed, report.findings
+    works = {(t.what, t.setting) for t in report.tried if t.answer == "yes"}
+    assert {("dtype", "fp32"), ("head size", "64"), ("lengths", "128 x 128"), ("lengths", "256 x 256")} <= works
+    assert ("lengths", "97 x 97") not in works and len(report.accuracy) >= 8
+
+
 def test_alignment_is_reported_or_insisted_on():
     report = audit(faulty.sound, dtypes=("fp32",))
     assert any(t.what == "causal alignment" and t.detail == "top_left" for t in report.tried)

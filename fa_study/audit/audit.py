@@ -103,7 +103,7 @@ def audit(
     quick: bool = True,
     causal: str | None = None,
     dtypes: tuple[str, ...] = ORDER,
-    limit: float = 30.0,
+    limit: float = 20.0,
 ) -> AuditReport:
     """Audit a callable ``function(q, k, v, **features)`` in this process.
 

@@ -146,14 +146,14 @@ def check_empty_rows(subject: Subject, support: Support, facts: Facts) -> None:
     """Rows without a key: by a mask, and by causal order where queries outnumber keys."""
     main = support.dtypes[0]
     if "mask" in support.features:
-        case = Case(main, L=32, S=32, seed=7)
-        mask = torch.ones(case.B, 1, 32, 32, dtype=torch.bool).tril()
-        mask[:, :, 20:] = False
-        facts["empty row, by mask"] = _empty(subject, support, case, {"mask": mask}, slice(20, 32))
+        case = Case(main, seed=7)
+        mask = torch.ones(case.B, 1, case.L, case.S, dtype=torch.bool).tril()
+        mask[:, :, 80:] = False
+        facts["empty row, by mask"] = _empty(subject, support, case, {"mask": mask}, slice(80, 128))
     if "causal" in support.features and subject.alignment == "bottom_right":
-        case = Case(main, L=48, S=32, seed=7)
+        case = Case(main, L=256, seed=7)
         values = {"causal": "bottom_right"}
-        facts["empty row, causal"] = _empty(subject, support, case, values, slice(0, 16))
+        facts["empty row, causal"] = _empty(subject, support, case, values, slice(0, 128))
 
 
 def _empty(subject: Subject, support: Support, case: Case, values: dict, empty: slice) -> str:
@@ -189,13 +189,13 @@ def _empty(subject: Subject, support: Support, case: Case, values: dict, empty: 
 def _low_scores(subject: Subject, support: Support, feature: str, facts: Facts) -> None:
     """One live key with a very low score, hidden keys with the score 0."""
     dtype = "fp32" if "fp32" in support.dtypes else support.dtypes[0]
-    case = Case(dtype, L=32, S=32, B=1, H=2, Hkv=2, seed=8)
+    case = Case(dtype, B=1, H=2, Hkv=2, seed=8)
     q, k, v = case.inputs()
     for score in LOW_SCORES:
         root = math.sqrt(-score * 8 / 64)
         q, k = torch.full_like(q, root), torch.zeros_like(k)
         k[:, :, 0] = -root
-        mask = torch.zeros(1, 1, 32, 32, dtype=torch.bool)
+        mask = torch.zeros(1, 1, case.L, case.S, dtype=torch.bool)
         mask[..., 0] = True
         values = {"mask": mask} if feature == "mask" else {"causal": subject.alignment or "top_left"}
         outcome = subject.run_on(q, k, v, values)

@@ -30,8 +30,8 @@ class Case:
     """
 
     dtype: str = "fp32"
-    L: int = 64
-    S: int = 64
+    L: int = 128  # kernels that take few lengths take this one
+    S: int = 128
     D: int = 64
     B: int = 2
     H: int = 4

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="where the inputs lie, such as cuda (default cpu)")
     parser.add_argument("--dtypes", default=",".join(ORDER), metavar="LIST", help="default: %(default)s")
     parser.add_argument("--causal", choices=("top_left", "bottom_right"), help="the alignment to insist on")
-    parser.add_argument("--limit", type=_seconds, default=30.0, metavar="SECONDS", help="for each call (default 30)")
+    parser.add_argument("--limit", type=_seconds, metavar="SECONDS", help="for each call (default 60, quick 20)")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write everything as one offline page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything for programs")
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.report, args.json):
         if path is not None and not path.resolve().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.resolve().parent}")
-    worker = Worker(args.target, args.limit)
+    worker = Worker(args.target, args.limit or (20.0 if args.quick else 60.0))
     try:
         subject = Subject(worker, args.target, *worker.start(), args.device)
         report = audit_subject(

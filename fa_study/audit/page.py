@@ -97,7 +97,7 @@ fitted on half of the cases and checked on the others.</p><ul>{policies}</ul><di
 <h2>How does it behave at the edges?</h2>{_table(facts, ("question", "answer"))}
 <h2>What does it support?</h2>{_table(tried, ("what", "setting", "works", "detail"))}
 <h2>Every case</h2>{_table(report.accuracy)}
-<p>{html.escape(str(report.origin))}, {report.seconds:.0f} s.</p>
+<p>{html.escape(", ".join(f"{k} {v}" for k, v in report.origin.items()))}; {report.seconds:.0f} s.</p>
 <script>{bundle};{draw}</script></body></html>
 """
 

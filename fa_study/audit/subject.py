@@ -58,7 +58,7 @@ class Subject:
     hangs: int = 0
 
     @classmethod
-    def of(cls, function: Attention, *, device: str = "cpu", limit: float = 30.0, name: str = "") -> Subject:
+    def of(cls, function: Attention, *, device: str = "cpu", limit: float = 20.0, name: str = "") -> Subject:
         """A subject that is called in this process."""
         named, open_ended = parameters_of(function)
         label = name or getattr(function, "__name__", type(function).__name__)
@@ -92,8 +92,8 @@ class Subject:
         if q.shape[1] != k.shape[1]:
             keyword, own = self.keywords.get("grouped", ("", None))
             keywords.update({keyword: own} if keyword else {})
-        if self.hangs >= 3:
-            return Outcome(error="not tried: three calls before did not return", hung=True)
+        if self.hangs >= 2:
+            return Outcome(error="not tried: two calls before did not return", hung=True)
         job = Job(q, k, v, keywords, dout, self.device, self.heads_last, strided)
         outcome = self.call(job)
         self.hangs += outcome.hung
