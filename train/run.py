@@ -55,7 +55,8 @@ def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
     if stopped:
         print(f"interrupted; the same command resumes {shown}", flush=True)
         return stopped
-    print(f"folder:  {shown}\nloss:    {loss:.4f}\nsamples: {shown / 'samples.png'}", flush=True)
+    samples = shown / "samples.png" if settings.sampling.count else "none (sampling.count=0)"
+    print(f"folder:  {shown}\nloss:    {loss:.4f}\nsamples: {samples}", flush=True)
     return 0
 
 
