@@ -42,10 +42,10 @@ class Progress(pl.Callback):
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{float(module.measured['loss']):.4f}", refresh=False)
             self._bar.update()
-        elif step % self.lines_every == 0 or step == trainer.max_steps:
+        elif step % self.lines_every == 0 or step == trainer.max_steps or step - self._first == 2:  # announced early
             left = (trainer.max_steps - step) * self.seconds_per_step
-            loss = float(module.measured["loss"])
-            print(f"{self.name}: step {step} of {trainer.max_steps}, loss {loss:.4f}, {left:.0f} s left", flush=True)
+            loss, pace = float(module.measured["loss"]), f"{self.seconds_per_step:.2f} s a step, {left:.0f} s left"
+            print(f"{self.name}: step {step} of {trainer.max_steps}, loss {loss:.4f}, {pace}", flush=True)
 
     def close(self) -> None:
         if self._bar is not None:

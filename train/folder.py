@@ -80,7 +80,11 @@ class RunFolder:
     def __exit__(self, kind, error, traceback) -> None:
         try:
             if self.state == "running":
-                reason = "interrupted by the user" if error is None or kind is KeyboardInterrupt else str(error)
+                reason = (
+                    "interrupted by the user"
+                    if error is None or kind in (KeyboardInterrupt, SystemExit)
+                    else str(error)
+                )
                 self.update(state="interrupted", reason=reason.splitlines()[0] if reason else kind.__name__)
         finally:
             os.close(self._lock)
