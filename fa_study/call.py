@@ -123,6 +123,8 @@ class Call:
         return self.sites.policy
 
     def round_input(self, x: Tensor) -> Tensor:
+        if x.dtype == self.policy.inputs.format.torch_dtype:
+            return x.detach().to(self.policy.carrier)
         # Rounding from the given dtype, never by way of a narrower carrier, which would round twice.
         wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
         if self.policy.carrier == torch.float64:

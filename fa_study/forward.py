@@ -172,12 +172,14 @@ def _collect(call: Call, chunks: Iterable, given: torch.dtype) -> AttentionResul
     largest = lse.clone()
     counts = {"tiles": 0, "rescalings": 0}
     if lse.numel() and s.S:
-        for chunk, o, log_sum, top, counted in chunks:
-            rows = chunk.rows
-            out[:, :, rows] = o[:, :, : chunk.length, : s.Dv].to(out.dtype)
-            lse[:, :, rows] = log_sum[:, :, : chunk.length, 0].to(wide)
-            largest[:, :, rows] = top[:, :, : chunk.length, 0].to(wide)
-            counts = {name: counts[name] + counted[name] for name in counts}
+        # A model's autocast would run float32 products in 16 bits.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            for chunk, o, log_sum, top, counted in chunks:
+                rows = chunk.rows
+                out[:, :, rows] = o[:, :, : chunk.length, : s.Dv].to(out.dtype)
+                lse[:, :, rows] = log_sum[:, :, : chunk.length, 0].to(wide)
+                largest[:, :, rows] = top[:, :, : chunk.length, 0].to(wide)
+                counts = {name: counts[name] + counted[name] for name in counts}
     counts["overflows"] = dict(call.sites.overflows)
     counts["nonfinite"] = count_nonfinite(out)
     return AttentionResult(out, lse, counts, largest)

@@ -155,7 +155,7 @@ def _gradients(q, k, v, dout, result, policy, algorithm, delta, tile, exp, gener
         return tuple(torch.zeros(size, dtype=t, device=q.device) for size, t in sizes)
     baseline = algorithm == "baseline"
     source = delta or ("probabilities" if baseline else "output")
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         grads = _Backward(call, dout, result, baseline, source).run(check_tile(tile))
     rounded = (call.sites("output", g) for g in grads)
     return tuple(g.reshape(size).to(t) for g, (size, t) in zip(rounded, sizes))

@@ -135,6 +135,18 @@ def test_training_under_a_policy_lowers_a_loss():
     assert losses[-1] < 0.8 * losses[0]
 
 
+def test_autocast_around_the_model_changes_no_bit():
+    q, k, v, dout = problem(torch.float32)
+    results = []
+    for enabled in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = tiled_attention(*leaves, policy=RoundingPolicy.uniform("fp32"))
+            out.backward(dout)
+        results.append([out, *(leaf.grad for leaf in leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
 def test_results_come_in_the_dtype_of_the_model():
     q, k, v, dout = problem(torch.bfloat16)
     out = tiled_attention(q.requires_grad_(), k, v, policy=RoundingPolicy.uniform("fp32"))

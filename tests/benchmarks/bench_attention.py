@@ -64,14 +64,14 @@ def measure() -> list[dict]:
             rounds=3,
         ),
         ratio(
-            "uniform FP16, fa1, tile 64, to eager BF16",
+            "uniform FP16, fa2, tile 64, to eager BF16",
             flash(RoundingPolicy.uniform("fp16")),
             eager,
             bar="none",
             rounds=1,
         ),
         ratio(
-            "uniform TF32, fa1, tile 64, to eager BF16",
+            "uniform TF32, fa2, tile 64, to eager BF16",
             flash(RoundingPolicy.uniform("tf32")),
             eager,
             bar="none",
