@@ -90,7 +90,10 @@ def show(browser, address: str, page: str, view: dict) -> None:
 def keep_screenshot(browser, page: str, name: str) -> None:
     path = SCREENSHOTS / name / (page.removesuffix(".html").replace("/", "-") + ".png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"})
+    size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+    # axe leaves the page scrolled: without the clip the picture would start where it stopped.
+    picture = {"captureBeyondViewport": True, "clip": {**size, "x": 0, "y": 0, "scale": 1}}
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", picture)
     path.write_bytes(base64.b64decode(shot["data"]))
 
 
@@ -196,6 +199,7 @@ def test_tooltips_and_switches(browser, address, page):
 def test_a_chart_is_seen_without_scripts(browser, address):
     """Without JavaScript the static picture stands where the chart would be."""
     page = next(page for page in PAGES if 'class="fa-chart"' in (BOOK / page).read_text())
+    show(browser, address, page, VIEWS["laptop"])
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.get(address + page)
