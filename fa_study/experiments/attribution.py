@@ -6,10 +6,12 @@ The other sites are in FP32; the maximum is not among the seven because rounding
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import combinations, product
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from fa_study.attention import baseline_attention, flash_attention, golden_attention
 from fa_study.experiments.compare import ROWS, SEEDS, rms_per_seed
@@ -23,6 +25,13 @@ SITES = ("scores", "exponentials", "probabilities", "sum", "rescale", "accumulat
 ALGORITHMS = ("fa1", "fa2", "fa4", "Baseline")
 N, Bc = 1024, 16
 _SUBSETS = ["+".join(subset) for size in range(len(SITES) + 1) for subset in combinations(SITES, size)]
+
+
+@lru_cache(maxsize=1)
+def _inputs(distribution: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Q, K, V in BF16 and the golden output; kept, because many cells in a row share them."""
+    q, k, v = (round_to(x, BF16).float() for x in draw(distribution, SEEDS, L=ROWS, S=N, D=64))
+    return q, k, v, golden_attention(q, k, v).out
 
 
 def attribution_cell(*, distribution: str, algorithm: str, sites: str, stochastic: str) -> pd.DataFrame:
@@ -39,8 +48,7 @@ def attribution_cell(*, distribution: str, algorithm: str, sites: str, stochasti
         raise ValueError(f"unknown sites {sorted(unknown)}: use {', '.join(SITES)}")
     roundings = {site: "bf16:stochastic" if site == stochastic else "bf16" for site in rounded}
     policy = RoundingPolicy(**roundings)
-    q, k, v = (round_to(x, BF16).float() for x in draw(distribution, SEEDS, L=ROWS, S=N, D=64))
-    golden = golden_attention(q, k, v).out
+    q, k, v, golden = _inputs(distribution)
     generator = torch.Generator().manual_seed(0)
     if algorithm == "Baseline":
         result = baseline_attention(q, k, v, policy=policy, generator=generator)

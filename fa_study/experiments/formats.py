@@ -56,6 +56,6 @@ def paper_matches(frame: pd.DataFrame) -> pd.DataFrame:
     """
     shown = frame[frame["format"].isin(list(PAPER_FIGURE_3))]
     target = shown["format"].map(PAPER_FIGURE_3)
-    shown = shown.assign(match=np.isclose(shown["max"], target, rtol=0.02))
+    shown = shown.assign(match=np.isclose(shown["max"], target, rtol=0.02, atol=0))
     table = shown.pivot_table(index=["distribution", "N"], columns="format", values="match", aggfunc="mean")
     return table[list(PAPER_FIGURE_3)].assign(all=table.prod(axis=1)).reset_index()

@@ -33,6 +33,6 @@ def site_bars(
         layers.append(line.encode(alt.X("at:Q")))
     ordered = shown.sort_values("median", ascending=False)
     return describe(
-        alt.layer(*layers).properties(title=title, height=190),
+        alt.layer(*layers).properties(title=title, width=220, height=190),
         f"{x_title}: " + "; ".join(f"{r.site} {r.median:.3g}" for r in ordered.itertuples()) + ".",
     )

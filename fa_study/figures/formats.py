@@ -141,22 +141,21 @@ def fp8(frame: pd.DataFrame, value: str) -> alt.LayerChart:
     if value not in names:
         raise ValueError(f"value is one of {', '.join(names)}, got {value!r}")
     shown = seed_bands(frame.assign(error=frame["rms"] / frame["output_rms"]), value, ["arm", "N"])
-    charts = []
-    for method in ("Baseline", "Flash"):
-        part = shown[shown["arm"].str.startswith(method)]
-        charts.append(
-            band_lines(
-                part,
-                powers_of_two("N", "sequence length N"),
-                names[value],
-                colour=COLOURS[method],
-                series="arm",
-                legend=f"{method}, e4m3",
-                log=value == "error",
-            )
-        )
+    shown["method"] = shown["arm"].str.split(",").str[0]
+    shown["inputs"] = np.where(shown["arm"].str.contains("no scales"), "no scales", "with scales")
+    order, title = ["Flash", "Baseline"], names[value]
+
+    def y(field: str) -> alt.Y:
+        return log_y(field, title) if value == "error" else alt.Y(f"{field}:Q").title(title)
+
+    colour = alt.Color("method:N", sort=order).scale(domain=order, range=[COLOURS[name] for name in order]).title(None)
+    dash = alt.StrokeDash("inputs:N", sort=["no scales", "with scales"]).title(None)
+    base = alt.Chart(shown).encode(powers_of_two("N", "sequence length N"), colour)
+    band = base.mark_area(opacity=0.2).encode(y("low"), alt.Y2("high:Q"), alt.Detail("arm:N"))
+    line = base.mark_line().encode(y("median"), dash)
+    points = base.mark_point().encode(y("median"), alt.Shape("method:N").legend(None), tooltip=tooltips("arm", "N"))
     last = shown[shown["N"] == shown["N"].max()]
     return describe(
-        alt.layer(*charts).resolve_scale(strokeDash="independent", shape="independent"),
+        band + line + points,
         f"{names[value]} at N = {shown['N'].max()}: {summary(last, 'arm')}.",
     )

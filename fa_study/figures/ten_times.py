@@ -123,6 +123,6 @@ def control(frame: pd.DataFrame, title: str) -> alt.LayerChart:
     )
     whiskers = base.mark_rule(color="black").encode(alt.X("low:Q"), alt.X2("high:Q"))
     return describe(
-        (bars + whiskers).properties(title=title, height=190),
+        (bars + whiskers).properties(title=title, width=220, height=190),
         "RMS errors in units of u: " + "; ".join(f"{r.arm} {r.median:.2f}" for r in shown.itertuples()) + ".",
     )

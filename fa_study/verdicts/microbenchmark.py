@@ -6,6 +6,7 @@ import pandas as pd
 
 from fa_study.experiments.blocks import paired_ratios
 from fa_study.experiments.formats import WIDTHS, width_slopes
+from fa_study.experiments.inputs import LABELS
 from fa_study.experiments.slopes import log_slopes
 from fa_study.verdicts.verdict import Holds, Verdict
 
@@ -72,10 +73,8 @@ def ten_times_verdict(ratios: pd.DataFrame, *, low: float = 5.0, high: float = 2
     )
     if ten.any():
         where = medians[ten]
-        text += (
-            f" The region of ten: {', '.join(sorted(set(where['distribution'])))} inputs, N from {where['N'].min():,}, "
-            f"Bc up to {where['Bc'].max()}."
-        )
+        inputs = ", ".join(sorted(LABELS[d] for d in set(where["distribution"])))
+        text += f" The region of ten: {inputs}; N from {where['N'].min():,}, Bc up to {where['Bc'].max()}."
     return Verdict("C2", answer(ten.sum(), len(medians)), text)
 
 
