@@ -148,7 +148,12 @@ def fp8(frame: pd.DataFrame, value: str) -> alt.LayerChart:
     def y(field: str) -> alt.Y:
         return log_y(field, title) if value == "error" else alt.Y(f"{field}:Q").title(title)
 
-    colour = alt.Color("method:N", sort=order).scale(domain=order, range=[COLOURS[name] for name in order]).title(None)
+    colour = (
+        alt.Color("method:N", sort=order)
+        .scale(domain=order, range=[COLOURS[name] for name in order])
+        .legend(symbolOpacity=1)
+        .title(None)
+    )
     dash = alt.StrokeDash("inputs:N", sort=["no scales", "with scales"]).title(None)
     base = alt.Chart(shown).encode(powers_of_two("N", "sequence length N"), colour)
     band = base.mark_area(opacity=0.2).encode(y("low"), alt.Y2("high:Q"), alt.Detail("arm:N"))
