@@ -12,6 +12,7 @@ COMMANDS = {
     "audit": "fa_study.audit.command",
     "compare": "fa_study.compare",
     "kernels": "fa_study.kernel_table",
+    "twin": "fa_study.twin",
 }
 
 

@@ -3,6 +3,7 @@
   python -m fa_study compare A B                     two checkpoints of any kind that load_weights opens
   python -m fa_study compare runs/one runs/two       the trajectory over the steps that both runs have
   python -m fa_study compare 'A/*.pt' 'B/*.pt'       the same for files; the last number in a name is its step
+  python -m fa_study compare A B --twins T1 T2 T3    is it more than a perturbation of A would have given?
 
 Exit codes: 0 compared, 1 user error, 2 a --fail-above threshold was exceeded.
 """
@@ -65,6 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REGEX",
         help="parameters whose exact gradient is zero: shown apart, in no aggregate (default: key-projection biases)",
     )
+    for option, what in (("--twins", "perturbed by a unit in the last place"), ("--low-precision", "in low precision")):
+        parser.add_argument(
+            option, nargs="+", default=[], metavar="RUN", help=f"runs like A, {what}: the scale to read by"
+        )
     parser.add_argument("--workers", type=int, default=-1, metavar="N", help="threads (default: one per core)")
 
 
@@ -92,7 +97,19 @@ def run(args: argparse.Namespace) -> int:
     for note in notes:
         console.print(note, markup=False, highlight=False)
     _show(console, frame, args.by, args.top)
-    _write(frame, args)
+    context = None
+    if args.twins or args.low_precision:
+        if len(args.sources) != 2:
+            raise ValueError(
+                f"--twins and --low-precision need A and B alone, got {len(args.sources)} sources: quote patterns"
+            )
+        from fa_study.context import context_distances, context_sentences  # brings altair
+
+        runs = (*args.sources, args.twins, args.low_precision)
+        context = context_distances(*runs, step=args.step, zero_gradient=args.zero_gradient)
+        for sentence in context_sentences(context):
+            console.print(sentence, markup=False, highlight=False)
+    _write(frame, args, context)
     return _failures(console, frame, args.fail_above)
 
 
@@ -148,7 +165,7 @@ def _cell(value: object) -> str:
     return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 and value else f"{value:.4g}"
 
 
-def _write(frame: pd.DataFrame, args: argparse.Namespace) -> None:
+def _write(frame: pd.DataFrame, args: argparse.Namespace, context: pd.DataFrame | None) -> None:
     if args.csv:
         frame.to_csv(args.csv, index=False)
     if args.parquet:
@@ -160,7 +177,12 @@ def _write(frame: pd.DataFrame, args: argparse.Namespace) -> None:
     if args.chart:
         from fa_study.compare_chart import comparison_chart, save_chart  # altair takes a second to import
 
-        save_chart(comparison_chart(frame), args.chart)
+        chart = comparison_chart(frame)
+        if context is not None:
+            from fa_study.context import context_chart
+
+            chart = context_chart(context)
+        save_chart(chart, args.chart)
 
 
 def _failures(console: Console, frame: pd.DataFrame, thresholds: list[tuple[str, float]]) -> int:

@@ -1,0 +1,94 @@
+"""Twins of a checkpoint, and what they say about the distance of two runs."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fa_study.__main__ import main
+from fa_study.context import METRICS, context_chart, context_distances, context_sentences
+from fa_study.twin import one_ulp
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_twin_moves_by_one_unit_in_the_last_place(dtype):
+    g = torch.Generator().manual_seed(0)
+    x = (torch.randn(3000, generator=g, dtype=torch.float64) * torch.logspace(-3, 3, 3000, dtype=torch.float64)).to(
+        dtype
+    )
+    twin = one_ulp(x)
+    size = (twin.double() - x.double()).abs() / (x.double().abs() * torch.finfo(dtype).eps)
+    assert twin.dtype == dtype
+    # A unit in the last place is between eps / 2 and eps of a number's size.
+    normal = x.double().abs() >= torch.finfo(dtype).tiny
+    assert ((size == 0) | ((size > 0.49) & (size < 1.01)))[normal].all()
+    assert 0.6 < (size > 0).double().mean() < 0.73
+    assert ((twin > x).sum() - (twin < x).sum()).abs() < 300
+
+
+def test_twin_keeps_what_has_no_neighbour():
+    largest, tiny = torch.finfo(torch.float32).max, 1.401298464324817e-45
+    x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, largest, tiny] * 50)
+    twin = one_ulp(x)
+    assert torch.equal(torch.signbit(twin), torch.signbit(x))
+    for i in range(5):
+        assert torch.equal(twin[i::7].isnan(), x[i::7].isnan())
+        assert torch.equal(twin[i::7].nan_to_num(), x[i::7].nan_to_num())
+    assert twin[5::7].isfinite().all() and (twin[6::7] > 0).all()
+    whole = torch.arange(5)
+    assert one_ulp(whole) is whole
+
+
+def test_twin_is_reproducible_and_keeps_ties():
+    x = torch.randn(100)
+    assert torch.equal(one_ulp(x), one_ulp(x.clone()))
+    assert not torch.equal(one_ulp(x, 1), one_ulp(x, 2))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A, B and three twins as series of two steps; B is moved `far` times as much as the twins."""
+
+    def write(name, size, seed):
+        (tmp_path / name).mkdir()
+        for step in (10, 20):
+            g = torch.Generator().manual_seed(seed)
+            weight = torch.ones(50, 4) + step / 10 * size * torch.randn(50, 4, generator=g)
+            save_file({"layer.weight": weight}, tmp_path / name / f"step-{step}.safetensors")
+        return str(tmp_path / name / "*.safetensors")
+
+    return write
+
+
+def test_pair_within_its_twins_and_beyond(runs):
+    a = runs("a", 0.0, 0)
+    twins = [runs(f"twin{i}", 1e-3, i) for i in (1, 2, 3)]
+    low = runs("low", 1e-2, 9)
+    near, far = runs("near", 5e-4, 7), runs("far", 1e-2, 8)
+    frame = context_distances(a, near, twins, [low])
+    assert len(frame) == 2 * 5 and set(frame.step) == {10, 20}
+    for sentence in context_sentences(frame):
+        assert "at step 20" in sentence and "a perturbation would have given as much" in sentence
+    beyond = context_distances(a, far, twins, [low])
+    for sentence in context_sentences(beyond):
+        assert "times the farthest of 3 twins of A" in sentence and "once in 4" in sentence
+    row = beyond[(beyond.kind == "A against B") & (beyond.step == 20)].iloc[0]
+    expected = (2e-2 * torch.randn(50, 4, generator=torch.Generator().manual_seed(8))).abs().max().item()
+    assert row.max_difference == pytest.approx(expected, rel=1e-4)
+    chart = context_chart(beyond).to_dict()
+    assert len(chart["hconcat"]) == len(METRICS)
+
+
+def test_commands(runs, tmp_path, capsys):
+    a, b = runs("a", 0.0, 0), runs("b", 1e-2, 8)
+    checkpoint, out = str(tmp_path / "b" / "step-20.safetensors"), tmp_path / "twin.safetensors"
+    assert main(["twin", checkpoint, str(out)]) == 0
+    assert "values moved by one unit in the last place" in capsys.readouterr().out
+    moved = load_file(out)["layer.weight"] - load_file(checkpoint)["layer.weight"]
+    assert 0 < moved.abs().max() <= 2.5e-7
+    assert main(["twin", checkpoint, str(out)]) == 1
+    assert "exists: remove it or name another file" in capsys.readouterr().err
+    twins = [runs(f"twin{i}", 1e-3, i) for i in (1, 2)]
+    chart = tmp_path / "c.html"
+    assert main(["compare", a, b, "--twins", *twins, "--chart", str(chart)]) == 0
+    assert "times the farthest of 2 twins of A" in capsys.readouterr().out
+    assert "A against a twin" in chart.read_text()
