@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import time
@@ -43,6 +44,15 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _strict(value: object) -> object:
+    """The value with None for floats that JSON has no text for (a loss that is NaN, the pace of a single step)."""
+    if isinstance(value, dict):
+        return {key: _strict(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_strict(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class RunFolder:
     """An open run folder. Use `open_run`; as a context manager it records how the run ended and gives the lock back."""
 
@@ -62,7 +72,7 @@ class RunFolder:
     def update(self, **entries: object) -> None:
         """Set entries of the manifest and write it."""
         self.manifest |= entries
-        write_whole(self.path / "manifest.json", json.dumps(self.manifest, indent=1) + "\n")
+        write_whole(self.path / "manifest.json", json.dumps(_strict(self.manifest), indent=1) + "\n")
 
     def snapshot(self, step: int) -> dict:
         """A snapshot's line of the manifest."""
