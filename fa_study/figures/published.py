@@ -64,7 +64,7 @@ def fa3_ratio(frame: pd.DataFrame, fmt: str, reference: str) -> alt.LayerChart:
     shown["head size"] = shown["D"].astype(str)
     title = f"{fmt}, true value from inputs {'before' if reference == 'original' else 'after'} rounding"
     words = "standard RMSE / Flash RMSE"
-    x = powers_of_two("N", "sequence length N")
+    x = powers_of_two("N", "sequence length N").axis(values=sorted(shown["N"].unique().tolist()))
     lines = band_lines(shown, x, words, colour=COLOURS["Flash"], series="head size", legend="D", log=False)
     y = _factor_y("median", words)
     last = shown[shown["N"] == shown["N"].max()]
