@@ -63,5 +63,5 @@ def test_every_stored_table_has_the_cells_of_its_sweep():
             assert set(stored[keys].drop_duplicates().itertuples(index=False, name=None)) == {
                 tuple(cell.values()) for cell in sweep.cells
             }, name
-            # Published numbers are compared with at the number of seeds that they had, where that is known.
+            # The pages on published numbers choose their own number of seeds.
             assert name.startswith("published") or stored["seed"].nunique() >= 20, name
