@@ -31,7 +31,6 @@ SEED = int(os.environ.get("FA_STUDY_SEED", random.SystemRandom().randrange(10**6
 # The cells that are quick enough to compute in every run; the test marked slow takes any.
 QUICK = {
     "published_fa3.parquet": lambda c: c["N"] <= 1024 and c["D"] <= 128,
-    "published_sinks.parquet": lambda c: True,
     "published_stalled_sum.parquet": lambda c: c["N"] <= 256,
     "published_products.parquet": lambda c: c["K"] <= 512,
     "published_fp8_sums.parquet": lambda c: c["N"] == 512,
