@@ -141,7 +141,7 @@ def law_table(nearest):
     rows = [
         {"algorithm": "fa1", "distribution": "uniform", "varied": "N", "rounding": mode, "T": T, "seed": s, "unit": 1.0}
         | {"rms": law.prediction([T], mode)[0] * (nearest(T) if mode == "nearest_even" else 1.0)}
-        for mode, T, s in product(law.MODES, (4, 16, 64, 256), range(3))
+        for mode, T, s in product(law.MODES, (4, 16, 64, 128, 512), range(3))
     ]
     frame = pd.DataFrame(rows)
     return frame.assign(mean=frame["rms"] * (frame["T"] > 100))
@@ -151,8 +151,8 @@ def test_the_law():
     assert verdicts.law_verdict(law_table(lambda T: 1.0)).holds == "holds"
     verdict = verdicts.law_verdict(law_table(lambda T: max(1.0, (T / 16) ** 0.5)))
     assert verdict.holds == "holds only where"
-    assert "nearest even in 2 of 4" in verdict.text and "0.50 up to T = 16, 1.00 beyond" in verdict.text
-    assert "from T = 256 on" in verdict.text
+    assert "2 of 4 cases to nearest" in verdict.text and "0.50 up to T = 16, 1.00 beyond" in verdict.text
+    assert "from T = 128 on" in verdict.text
 
 
 def test_the_blame():

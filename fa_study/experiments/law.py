@@ -24,7 +24,8 @@ from fa_study.experiments.sweep import Sweep
 from fa_study.formats import BF16, round_to
 from fa_study.rounding import RoundingPolicy
 
-MODES = ("nearest_even", "stochastic", "toward_zero")
+# rounding -> how a reader knows it
+MODES = {"nearest_even": "to nearest", "stochastic": "stochastic", "toward_zero": "toward zero"}
 _SIZES = [("Bc", 4096, 4096 // T) for T in (2, 4, 8, 16, 32, 64, 128, 256)]
 _SIZES += [("N", 16 * T, 16) for T in (4, 8, 16, 32, 64, 128, 256, 512)]
 

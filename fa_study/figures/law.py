@@ -10,8 +10,6 @@ from fa_study.experiments.law import MODES, prediction
 from fa_study.figures.bands import positive, powers_of_two, seed_bands, tooltips
 from fa_study.figures.theme import COLOURS, describe, log_y
 
-NAMES = {"nearest_even": "to nearest", "stochastic": "stochastic", "toward_zero": "toward zero"}
-
 
 def law(frame: pd.DataFrame, title: str, *, predicted: bool = True) -> alt.LayerChart:
     """RMS error in units of u times the output's RMS against T, with the prediction dotted.
@@ -21,8 +19,8 @@ def law(frame: pd.DataFrame, title: str, *, predicted: bool = True) -> alt.Layer
     frame : rows of one algorithm, distribution and way of varying T.
     """
     shown = positive(seed_bands(frame.assign(error=frame["rms"] / frame["unit"]), "error", ["rounding", "T"]))
-    shown["mode"] = shown["rounding"].map(NAMES)
-    order = list(NAMES.values())
+    shown["mode"] = shown["rounding"].map(MODES)
+    order = list(MODES.values())
     x, y = powers_of_two("T", "key tiles T = N / Bc"), "RMS error / (u × RMS of output)"
     base = alt.Chart(shown).encode(x)
     dash = alt.StrokeDash("mode:N", sort=order).title("rounding")
@@ -69,8 +67,8 @@ def bias(shares: pd.DataFrame, title: str) -> alt.LayerChart:
     ----------
     shares : rows of `experiments.law.bias_share` of one algorithm, distribution and way of varying T.
     """
-    shown = shares.assign(mode=shares["rounding"].map(NAMES))
-    order = list(NAMES.values())
+    shown = shares.assign(mode=shares["rounding"].map(MODES))
+    order = list(MODES.values())
     y = alt.Y("share:Q").title("bias² / mean squared error").scale(domain=[0, 1])
     base = alt.Chart(shown).encode(powers_of_two("T", "key tiles T = N / Bc"), y)
     line = base.mark_line(color=COLOURS["Flash"]).encode(alt.StrokeDash("mode:N", sort=order).title("rounding"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fa_study.experiments.law import bias_share, fitted_exponents, prediction
+from fa_study.experiments.law import MODES, bias_share, fitted_exponents, prediction
+from fa_study.formats import BF16
 from fa_study.verdicts.microbenchmark import answer
 from fa_study.verdicts.verdict import Verdict
 
@@ -13,14 +14,16 @@ from fa_study.verdicts.verdict import Verdict
 def law_verdict(frame: pd.DataFrame, *, tolerance: float = 0.25, few: int = 16) -> Verdict:
     """Does the error of FlashAttention 1 follow the prediction that has no fitted constant?
 
-    It does at a T if the median over the seeds lies within `tolerance` of the prediction. To nearest, bias may take
-    over at large T; the T from which it makes up more than half of the squared error is told.
+    It does at a T if the median over the seeds lies within `tolerance` of the prediction. Asked for is 4 <= T < 1 / u:
+    with fewer tiles the roundings outside the sums weigh as much, with more a tile is too small to be added at all. To
+    nearest, bias may take over at large T; the T from which it makes up more than half of the squared error is told.
 
     Parameters
     ----------
     frame : rows of the law's table for FlashAttention 1 on uniform inputs.
     few : exponents are fitted up to this T and from it on.
     """
+    frame = frame[frame["T"].between(4, 1 / BF16.unit_roundoff, inclusive="left")]
     medians = frame.assign(error=frame["rms"] / frame["unit"]).groupby(["rounding", "varied", "T"])["error"].median()
     medians = medians.reset_index()
     predicted = np.concatenate([prediction([row.T], row.rounding) for row in medians.itertuples(index=False)])
@@ -36,8 +39,8 @@ def law_verdict(frame: pd.DataFrame, *, tolerance: float = 0.25, few: int = 16) 
     }
     nearest = ", ".join(f"{e['nearest_even']:.2f} {words}" for words, e in exponents.items())
     text = (
-        f"The error lies within {tolerance:.0%} of the prediction for "
-        + ", ".join(f"{m.replace('_', ' ')} in {r['sum']} of {r['count']} cases" for m, r in per_mode.iterrows())
+        f"From 4 tiles to {frame['T'].max()}, the error lies within {tolerance:.0%} of the prediction in "
+        + ", ".join(f"{r['sum']} of {r['count']} cases {MODES[mode]}" for mode, r in per_mode.iterrows())
         + f". To nearest, the exponent of T is {nearest}, and bias makes up over half of the squared error {onset}."
     )
     return Verdict("the law", answer(close.sum(), len(close)), text)
