@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fa_study.audit.audit import audit_subject, device_error
 from fa_study.audit.probe import ORDER
 from fa_study.audit.report import print_report
+from fa_study.audit.run import audit_subject, device_error
 from fa_study.audit.subject import Subject
 from fa_study.audit.worker import Worker
 

@@ -8,8 +8,8 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from fa_study.audit.audit import AuditReport
 from fa_study.audit.report import accuracy_summary, number, verdict_line
+from fa_study.audit.run import AuditReport
 from fa_study.figures.theme import COLOURS, describe, log_y, register_theme
 
 _STYLE = """body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#111}

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fa_study.audit.audit import AuditReport
+from fa_study.audit.run import AuditReport
 
 
 def verdict_line(report: AuditReport) -> str:
