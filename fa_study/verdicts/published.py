@@ -82,7 +82,7 @@ def stalled_verdict(frame: pd.DataFrame) -> Verdict:
     exact = [abs(reached[fmt, 1, 4096] - stop) < 0.5 for fmt, stop in stalled_sum.STOPS.items()]
     tiles = equal[(equal["Bc"] > 1) & (equal["rounding"] == "bf16")]
     stopped = tiles[(tiles["sum"] - 1).abs() > 0.25]
-    words = "; ".join(f"{fmt} reaches {reached[fmt, 1, 4096]:,.0f}" for fmt in stalled_sum.STOPS)
+    words = "; ".join(f"{fmt.upper()} reaches {reached[fmt, 1, 4096]:,.0f}" for fmt in stalled_sum.STOPS)
     later = ", ".join(
         f"tiles of {r.Bc} keys stop at {r.sum * r.N:,.0f}" for r in stopped.drop_duplicates(["Bc", "N"]).itertuples()
     )
