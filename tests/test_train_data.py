@@ -7,8 +7,9 @@ import pytest
 import torch
 from tiny_runs import TINY, compose_settings
 
-from train.data import cache_folder, emoji_name, load_emoji
+from train.data import CaptionedPictures, cache_folder, emoji_name, load_emoji
 from train.module import TextToImage
+from train.precision import precision_plugin
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,14 @@ def test_batch_depends_on_data_seed_and_step_alone(emoji16):
         batches.append(module.batch(7))
     for other in batches[1:]:
         assert all(torch.equal(a, b) for a, b in zip(batches[0], other))
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16_true", "bf16", "fp16_emulated"])
+def test_batch_is_the_same_inside_every_precision(emoji16, precision):
+    plain = [*emoji16.batch(0, 7, 8, 0.1), *emoji16.held_out]
+    with precision_plugin(precision, "cpu").forward_context():
+        inside = [*emoji16.batch(0, 7, 8, 0.1), *CaptionedPictures.held_out.func(emoji16)]
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(plain, inside))
 
 
 @pytest.mark.parametrize(("data_seed", "step"), [(0, 8), (1, 7), (7, 0)])

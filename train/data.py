@@ -59,8 +59,9 @@ class CaptionedPictures:
     def held_out(self) -> Batch:
         """One fixed batch of the held-out pictures, at timesteps spread over the whole schedule."""
         count = len(self.held_out_captions)
-        noise = torch.randn(self.held_out_pictures.shape, generator=torch.Generator().manual_seed(0))
-        timesteps = torch.linspace(0, TIMESTEPS - 1, count).long()
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(self.held_out_pictures.shape, generator=generator, dtype=torch.float32)
+        timesteps = torch.linspace(0, TIMESTEPS - 1, count, dtype=torch.float32).long()
         pictures = self.held_out_pictures.float() / 127.5 - 1
         return Batch(pictures, self.tokenizer(self.held_out_captions), noise, timesteps, torch.full((count,), -1))
 
@@ -73,15 +74,16 @@ class CaptionedPictures:
     def batch(self, data_seed: int, step: int, size: int, caption_dropout: float) -> Batch:
         """Batch number `step`: a function of (data_seed, step) and of the data settings, and of nothing else.
 
-        Drawn on the CPU with a generator of its own, so that the arm, the precision, the initial weights, the device
-        and the batches before it cannot change it; a run resumed at any step therefore sees what it would have seen.
+        Drawn on the CPU with a generator of its own and in FP32, so that the arm, the precision (FP64 and true BF16
+        change the default dtype), the initial weights, the device and the batches before it cannot change it; a run
+        resumed at any step therefore sees what it would have seen.
         """
         key = hashlib.sha256(f"{data_seed} {step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
         indices = torch.randint(len(self.captions), (size,), generator=generator)
-        noise = torch.randn((size, *self.pictures.shape[1:]), generator=generator)
+        noise = torch.randn((size, *self.pictures.shape[1:]), generator=generator, dtype=torch.float32)
         timesteps = torch.randint(TIMESTEPS, (size,), generator=generator)
-        dropped = torch.rand(size, generator=generator) < caption_dropout
+        dropped = torch.rand(size, generator=generator, dtype=torch.float32) < caption_dropout
         pictures = self.pictures[indices].float() / 127.5 - 1
         tokens = torch.where(dropped[:, None], self._no_caption, self.tokens[indices])
         return Batch(pictures, tokens, noise, timesteps, indices)

@@ -35,7 +35,9 @@ def sample(module: TextToImage, captions: list[str], steps: int, guidance: float
     pixels = module.data.pictures.shape[-1]
     generator = torch.Generator().manual_seed(seed)
     wide = torch.promote_types(module.dtype, torch.float32)
-    pictures = torch.randn((len(captions), 3, pixels, pixels), generator=generator).to(module.device, wide)
+    pictures = torch.randn((len(captions), 3, pixels, pixels), generator=generator, dtype=torch.float32).to(
+        module.device, wide
+    )
     tokens = module.data.tokenizer(captions + [""] * len(captions)).to(module.device)
     training = module.training
     module.eval()
