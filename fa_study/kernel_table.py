@@ -65,6 +65,8 @@ def kernel_cases(dtype: str, slow: bool) -> list[Case]:
 def measure_kernel(k: Kernel, dtype: str) -> dict[str, object]:
     """A row of the table for one kernel and dtype."""
     start = time.perf_counter()
+    if k.slow == "compiled":
+        torch._dynamo.reset()  # every dtype has the whole number of recompilations
     row = dict.fromkeys(COLUMNS) | {
         "kernel": k.name,
         "package": k.package,

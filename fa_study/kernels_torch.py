@@ -80,7 +80,8 @@ def flex_eager(q, k, v, *, mask=None, bias=None, softcap: float | None = None, s
 
 @functools.cache
 def _compiled():
-    return torch.compile(flex_attention, dynamic=False)
+    # Without fullgraph, PyTorch would go on uncompiled and unsaid after its limit of recompilations.
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 def flex_compiled(q, k, v, *, mask=None, scale: float | None = None) -> Tensor:

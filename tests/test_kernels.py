@@ -111,7 +111,7 @@ def test_measured_row_of_a_kernel():
     row = measure_kernel(kernel("torch-flash-cpu"), "bf16")
     assert set(row) == set(COLUMNS)
     assert row["runs"] and row["verdict"] == "pass" and row["gradient_verdict"] == "pass"
-    assert row["alignment"] == "top_left" and row["empty_row_mask"] == "0"
+    assert row["alignment"] == "top_left" and row["empty_row_mask"] == "zeros"
     assert row["policies"] == "PyTorch CPU flash: tiles of 512, fast exponential"
     assert row["run_to_run"] == "same bits"
 

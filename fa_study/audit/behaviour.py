@@ -170,7 +170,7 @@ def _empty(subject: Subject, support: Support, case: Case, values: dict, empty: 
     mean = v.double().mean(2, keepdim=True).expand(-1, -1, rows.shape[2], -1)
     answer = "other numbers"
     if (rows == 0).all():
-        answer = "0"
+        answer = "zeros"
     elif rows.isnan().all():
         answer = "NaN"
     elif distance(rows, mean) <= ROUNDING:
@@ -223,6 +223,6 @@ def _nothing(subject: Subject, facts: Facts, case: Case) -> None:
             facts[name] = outcome.error
         elif name == "no keys":
             out = outcome.out
-            facts[name] = "0" if (out == 0).all() else "NaN" if out.isnan().all() else "other numbers"
+            facts[name] = "zeros" if (out == 0).all() else "NaN" if out.isnan().all() else "other numbers"
         else:
             facts[name] = "empty result"
