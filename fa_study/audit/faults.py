@@ -65,6 +65,8 @@ def _faults(q: Tensor, k: Tensor, v: Tensor, values: dict, truth) -> Iterator[tu
     for size in sorted({-(-D // n) * n for n in PADDED_TO} | {2 ** math.ceil(math.log2(D))} - {D}):
         if values.get("scale") is None:
             yield "scale", f"the scale is that of a head size padded from {D} to {size}", golden(scale=size**-0.5)
+    for size in (s for s in (32, 64, 128) if s < D and values.get("scale") is None):
+        yield "scale", f"the scale is that of a head size of {size} instead of {D}", golden(scale=size**-0.5)
     for scale, text in ((1.0, "the scores are not scaled"), (1.0 / D, "the scale is 1/D instead of 1/sqrt(D)")):
         yield "scale", text, golden(scale=scale)
     for n in PADDED_TO:

@@ -26,10 +26,13 @@ def kernel_ratios(table: pd.DataFrame) -> alt.LayerChart:
         alt.Chart(rows)
         .mark_point(size=60, filled=True)
         .encode(
-            alt.X("value:Q").title("largest error / standard attention's").scale(domainMin=0),
+            alt.X("value:Q")
+            .title("largest error / standard attention's")
+            .scale(domain=[0, max(3.2, rows["value"].max())])
+            .axis(tickCount=7),
             alt.Y("row:N", sort=None).title(None).axis(labelLimit=240),
             alt.Color("side:N").title(None).scale(colours),
-            alt.Shape("side:N").title(None),
+            alt.Shape("side:N").title(None).scale(domain=list(_SIDES.values())),
             tooltip=["row:N", "side:N", alt.Tooltip("value:Q").format(".3f")],
         )
     )

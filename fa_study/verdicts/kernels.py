@@ -14,7 +14,7 @@ def kernels_verdict(table: pd.DataFrame) -> str:
     failed = half[(half["verdict"] == "fail") | (half["gradient_verdict"] == "fail")]
     text = (
         f"Of {len(half)} pairs of a kernel and a 16-bit format that run here, the emulation predicts the output of "
-        f"{len(predicted)}, with an $R^2$ of {predicted['r2'].min():.3f} or more and "
+        f"{len(predicted)}, with an R² of {predicted['r2'].min():.3f} or more and "
         f"{predicted['equal'].min():.1%} to {predicted['equal'].max():.1%} of the outputs equal to the bit; "
         f"and the gradients of {len(known)} of the {len(backward)} that have them. "
     )
