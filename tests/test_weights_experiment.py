@@ -17,7 +17,12 @@ from fa_study.experiments.weights import (
     weight_trajectory,
     whole_model,
 )
-from fa_study.verdicts import drift_verdict
+from fa_study.verdicts import (
+    amplification_verdict,
+    drift_verdict,
+    initialisation_verdict,
+    low_precision_verdict,
+)
 
 
 def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), state="finished", **controls):
@@ -116,3 +121,47 @@ def test_the_verdict_follows_the_numbers():
     assert drift_verdict(frame_of(rising, noise)).holds == "holds only where"
     assert drift_verdict(frame_of(rising[::-1], noise)).holds == "does not hold"
     assert "fell in 0 of 36 intervals" in drift_verdict(frame_of(rising, rising**2)).text
+
+
+def table_of(**series):
+    """Pooled rows of the whole model, FP32, seeds 0 and 1: {kind: distance at each step}, the same in every metric."""
+    return pd.DataFrame(
+        {
+            "kind": kind.replace("_", " "),
+            "precision": "fp32",
+            "seed": seed,
+            "level": "model",
+            "average": "pooled",
+            "step": 100 * i,
+            "max_difference": value,
+            "wasserstein": value,
+            "relative_l2": value,
+        }
+        for kind, values in series.items()
+        for seed in (0, 1)
+        for i, value in enumerate(values)
+    )
+
+
+def test_initialisation_verdict():
+    slow = table_of(Flash_against_Baseline=[0, 1, 2, 3], other_initialisation=[5, 7, 9, 11])
+    assert initialisation_verdict(slow).holds == "holds"
+    assert "0.5 to 0.5 times" in initialisation_verdict(slow).text
+    fast = table_of(Flash_against_Baseline=[0, 1, 2, 3], other_initialisation=[5, 5.5, 6, 6.5])
+    assert initialisation_verdict(fast).holds == "does not hold"
+
+
+def test_low_precision_verdict():
+    paper = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 3, 6, 9])
+    assert low_precision_verdict(paper).holds == "holds"
+    same = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 1, 2, 3])
+    assert low_precision_verdict(same).holds == "does not hold"
+    assert "from 1 at step 100 to 1 at the last" in low_precision_verdict(same).text
+
+
+def test_amplification_verdict():
+    same = table_of(Flash_against_Baseline=[0, 1, 2, 3], ulp_twin=[0.1, 1, 2, 3])
+    assert amplification_verdict(same).holds == "holds"
+    more = table_of(Flash_against_Baseline=[0, 1, 2, 9], ulp_twin=[0.1, 1, 2, 3])
+    assert amplification_verdict(more).holds == "does not hold"
+    assert "3.00 to 3.00 in FP32 (2 pairs)" in amplification_verdict(more).text

@@ -13,16 +13,24 @@ from fa_study.verdicts.microbenchmark import (
 )
 from fa_study.verdicts.questions import blame_verdict, law_verdict, rescaling_verdict
 from fa_study.verdicts.verdict import Verdict
-from fa_study.verdicts.weights import drift_verdict
+from fa_study.verdicts.weights import (
+    amplification_verdict,
+    drift_verdict,
+    initialisation_verdict,
+    low_precision_verdict,
+)
 
 __all__ = [
     "Verdict",
+    "amplification_verdict",
     "blame_verdict",
     "block_size_verdict",
     "drift_verdict",
     "format_verdict",
+    "initialisation_verdict",
     "law_verdict",
     "length_verdict",
+    "low_precision_verdict",
     "rescaling_verdict",
     "square_verdict",
     "swap_verdict",
