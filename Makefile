@@ -5,7 +5,7 @@ STAMP := .venv/installed
 # One thread for each of the processes that run side by side: on few cores threads hinder each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help venv test test-slow test-book book pdf demo tables kernels bench lint clean
+.PHONY: help venv test test-slow test-book book pdf demo tables study kernels bench lint clean
 
 help:
 	@echo "Targets (times on 2 cores)"
@@ -14,6 +14,7 @@ help:
 	@echo "  make demo       only the four demonstration runs             4 min, 0.1 GB under runs/"
 	@echo "  make test-slow  the exhaustive tests                         1 h or more"
 	@echo "  make tables     the stored tables of the notebooks, again    60 min at most; resumes"
+	@echo "  make study      the training runs behind Figures 7 and 8     1.5 h, 0.4 GB under runs/; resumes"
 	@echo "  make kernels    every kernel that runs here, into a table    20 min, 0.8 GB in .venv-kernels"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
 	@echo "  make lint       ruff, spelling, types                        10 s"
@@ -33,7 +34,7 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	@touch $(STAMP)
 
 test: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -m "slow and not gpu"
@@ -55,6 +56,10 @@ pdf: demo
 
 tables: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m fa_study.experiments
+
+study: $(STAMP)
+	$(ONE_THREAD) $(BIN)/python train/study.py sweeps=first seeds=0,1 model.size=tiny steps=500 snapshots.every=50
+	$(ONE_THREAD) $(BIN)/python -m fa_study.experiments.reduce_runs
 
 # Kernels of other machines run here by interpreters, in an environment of its own that sees the packages of .venv.
 kernels: .venv-kernels/installed
