@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import torch
@@ -22,7 +21,7 @@ class Sites:
         The dtype of all values. A site whose format is the carrier itself costs nothing.
     counting : bool
         Count overflows. Costs a pass over the tile at each site, so callers ask for it only where
-        `overflow_possible` says so.
+        `fa_study.bounds` says so.
     """
 
     def __init__(
@@ -83,34 +82,3 @@ def holds(dtype: torch.dtype, fmt: FloatFormat) -> bool:
 def result_dtype(given: torch.dtype, fmt: FloatFormat) -> torch.dtype:
     """The dtype of a result in the format: the one that was given where it is exact, else float32 or float64."""
     return next(t for t in (given, torch.float32, torch.float64) if holds(t, fmt))
-
-
-def largest_score(q: Tensor, k: Tensor, scale: float) -> tuple[float, float]:
-    """Bounds (of q k^T, of the scaled scores) by |q . k| <= |q| |k|; NaN or infinite if an input is not finite."""
-    norms = [float(x.double().norm(dim=-1).max()) if x.numel() else 0.0 for x in (q, k)]
-    bound = norms[0] * norms[1] * 1.0001
-    return bound, bound * abs(scale)
-
-
-def overflow_possible(
-    policy: RoundingPolicy, raw: float, score: float, value: float, keys: int, growth: float, probability_scale: float
-) -> bool:
-    """Whether some site could overflow, given bounds of the values that reach it.
-
-    raw, score: largest |q k^T| and largest scaled, biased score; value: largest |v|; growth: how far, in natural log
-    units, a score may lie above the maximum that is subtracted (FlashAttention 4 keeps an old one).
-    """
-    # A rounded maximum may lie below the true one by a unit roundoff.
-    top = math.exp(min(growth + 2 * score * policy.max.format.unit_roundoff, 700.0)) * 1.01
-    bounds = {
-        "scores": 1.01 * max(raw, score),
-        "max": score,
-        "exponentials": max(2.1 * score + growth, top),
-        "probabilities": top * probability_scale,
-        "sum": top * keys * 1.1,
-        "accumulator": top * keys * 1.1 * max(value, 1.0) * max(probability_scale, 1.0),
-        "output": 1.1 * value,
-        "lse": score + math.log(max(keys, 1)) + 1,
-    }
-    carrier_max = torch.finfo(policy.carrier).max
-    return not all(bound < 0.9 * min(getattr(policy, site).format.max, carrier_max) for site, bound in bounds.items())

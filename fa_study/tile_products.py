@@ -77,6 +77,8 @@ def product(
     narrow = narrow and a.dtype == torch.float32
     terms, step = a.shape[-1], slab(a.dtype, narrow)
     with float32_products("bf16" if narrow else "ieee"):
+        if terms <= step:
+            return torch.bmm(a, b, out=out)
         total = torch.bmm(a[..., :step], b[:, :step], out=out)
         for start in range(step, terms, step):
             total += torch.bmm(a[..., start : start + step], b[:, start : start + step])

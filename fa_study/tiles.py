@@ -79,31 +79,39 @@ def _add_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: in
     if offset is not None:
         largest = largest + offset
     m = sites("max", torch.maximum(state.m, largest), gone, R)
-    top = torch.maximum(state.top, largest)
+    is_top = options.algorithm != "fa4" and options.shift is None and sites.is_free("max")
+    top = m if is_top else torch.maximum(state.top, largest)
     if options.algorithm == "fa4":
         m = torch.where((m - state.m) * math.log2(math.e) <= options.rescale_threshold, state.m, m)
     if options.shift is not None:
         m = sites("max", options.shift(s, m), gone, R)
-    finite_m = m.masked_fill(m == -math.inf, 0.0)
+    # Where every row has a key in this tile, and nothing overflows, every maximum is finite.
+    finite_m = m if gone is None and not call.paths.risky else m.masked_fill(m == -math.inf, 0.0)
     grown = (m > state.m) & (state.m > -math.inf)
     if gone is not None:
-        grown = grown & ~gone
-    state.counts["rescalings"] += int(grown[:, :, :R].sum())
+        grown &= ~gone
+    rescalings = int(torch.count_nonzero(grown[:, :, :R]))
+    state.counts["rescalings"] += rescalings
 
     subtracted = finite_m if offset is None else sites("max", finite_m - offset, gone, R)
     _, p, total = call.exponentials(s, subtracted, dead, R)
     pv = call.times_values(p, keys, W, dead, R)
-    a = sites("rescale", call.exp_small(sites("rescale", state.m - finite_m, gone, R)), gone, R)
-    scaled = sites("sum", a * state.l, gone, R)
+    # A row without a key in this tile gets its old values back below.
+    o = state.o if gone is None else state.o.clone()
+    if rescalings or call.paths.risky:
+        a = sites("rescale", call.exp_small(sites("rescale", state.m - finite_m, gone, R)), gone, R)
+        scaled = sites("sum", a * state.l, gone, R)
+    else:
+        # Each factor is 1, or the first one, on l = 0 and O = 0: it changes no bit.
+        a, scaled = None, state.l
     l = sites("sum", scaled + total, gone, R)
     if options.algorithm == "fa1":
-        o = sites("accumulator", scaled * state.o, gone, R)
+        o = sites("accumulator", o.mul_(scaled), gone, R)
         o = sites("accumulator", o.add_(pv), gone, R)
         o = sites("accumulator", o.div_(l), gone, R)
     else:
-        # A factor of 1 changes no bit: the pass over O is spared where no maximum has grown.
-        o = state.o if bool((a == 1).all()) else sites("accumulator", a * state.o, gone, R)
-        o = sites("accumulator", pv.add_(o), gone, R)
+        o = o if a is None else sites("accumulator", o.mul_(a), gone, R)
+        o = sites("accumulator", o.add_(pv), gone, R)
     if gone is not None:
         # A tile without a live key for a row leaves that row alone, to the bit.
         m, l, o, top = (

@@ -93,7 +93,9 @@ def test_fp64_twin_agrees_to_the_last_bits():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_native_path_equals_the_generic_one(algorithm, monkeypatch):
     paths = []
-    monkeypatch.setattr(Call, "chunk", lambda self, rows, f=Call.chunk: (paths.append(self.native), f(self, rows))[1])
+    monkeypatch.setattr(
+        Call, "chunk", lambda self, rows, f=Call.chunk: (paths.append(self.paths.native), f(self, rows))[1]
+    )
     q, k, v = whole_numbers(2, 4, 50, 16), whole_numbers(2, 2, 70, 16), whole_numbers(2, 2, 70, 16)
     extra = {"causal": "bottom_right", "softcap": 6.0, "bias": torch.randn(4, 50, 70)}
     for options in ({}, extra):
