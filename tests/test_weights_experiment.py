@@ -23,6 +23,7 @@ from fa_study.verdicts import (
     initialisation_verdict,
     low_precision_verdict,
 )
+from fa_study.verdicts.answer import short_answer
 
 
 def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), state="finished", **controls):
@@ -157,6 +158,19 @@ def test_low_precision_verdict():
     same = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 1, 2, 3])
     assert low_precision_verdict(same).holds == "does not hold"
     assert "from 1 at step 100 to 1 at the last" in low_precision_verdict(same).text
+
+
+def test_short_answer():
+    errors = {("kernel", "fa2"): 1.0, ("kernel", ""): 2.0, ("uniform", "fa1"): 9.0, ("uniform", ""): 3.0}
+    formats = pd.DataFrame(
+        {"distribution": "normal", "format": "bf16", "family": family, "seed": seed, "algorithm": algorithm, "rms": rms}
+        for (family, algorithm), rms in errors.items()
+        for seed in (0, 1)
+    ).assign(against="golden", reference="rounded")
+    weights = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.3], ulp_twin=[0.1, 0.1, 0.2, 0.4])
+    text = short_answer(formats, weights.assign(precision="bf16"))
+    assert "(0.50 to 0.50 times)" in text and "(3.0 to 3.0 times" in text
+    assert "by 30.0% of their size" in text and "(ratio 0.75 to 0.75, BF16)" in text and "2 seeds" in text
 
 
 def test_amplification_verdict():
