@@ -74,7 +74,10 @@ def ten_times_verdict(ratios: pd.DataFrame, *, low: float = 5.0, high: float = 2
     if ten.any():
         where = medians[ten]
         inputs = ", ".join(sorted(LABELS[d] for d in set(where["distribution"])))
-        text += f" The region of ten: {inputs}; N from {where['N'].min():,}, Bc up to {where['Bc'].max()}."
+        text += (
+            f" The region of ten: {inputs}; N from {where['N'].min():,}, Bc up to {where['Bc'].max()}, "
+            f"N / Bc from {(where['N'] / where['Bc']).min():.0f}."
+        )
     return Verdict("C2", answer(ten.sum(), len(medians)), text)
 
 
