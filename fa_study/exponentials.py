@@ -134,18 +134,30 @@ def fexp_u20(x: Tensor) -> Tensor:
     Relative error up to 1.2e-4; 0 below -87.34, inf above 88.72. NaN stays NaN, which PyTorch turns into -0. Computed
     in float32 whatever the dtype of `x`, and returned in that dtype. Without gradient: `shifted_exp` has one.
     """
-    x32 = x.detach().float()
-    # Three buffers, used again and again: fresh ones would cost more than the arithmetic.
-    s = x32.clamp(_LOWEST - 1.0, _HIGHEST).mul_(_LOG2_E)
-    f = torch.floor(s)
+    flat = x.detach().float().reshape(-1)
+    out = torch.empty_like(flat)
+    size = FEXP_CHUNK * torch.get_num_threads() if x.device.type == "cpu" else max(flat.numel(), 1)
+    scratch = torch.empty_like(flat[:size])
+    for start in range(0, flat.numel(), size):
+        part = flat[start : start + size]
+        _fexp_u20_into(out[start : start + size], part, scratch[: len(part)])
+    return out.view(x.shape).to(x.dtype)
+
+
+# Elements worked on at a time and thread: the buffers stay in a core's second-level cache.
+FEXP_CHUNK = 1 << 16
+
+
+def _fexp_u20_into(f: Tensor, x: Tensor, cubic: Tensor) -> None:
+    s = x.clamp(_LOWEST - 1.0, _HIGHEST).mul_(_LOG2_E)
+    torch.floor(s, out=f)
     torch.sub(s, f, out=f)
-    c0, c1, c2, c3 = (torch.tensor(c, device=x.device) for c in _CUBIC)
+    c0, c1, c2, _ = (torch.tensor(c, device=x.device) for c in _CUBIC)
     # add with alpha and addcmul are fused multiply-adds, on the CPU and on CUDA.
-    cubic = torch.add(c2, f, alpha=c3.item())
+    torch.add(c2, f, alpha=_CUBIC[3], out=cubic)
     torch.addcmul(c1, f, cubic, out=cubic)
     torch.addcmul(c0, f, cubic, out=cubic)
     torch.add(torch.tensor(127.0 * 2**23, device=x.device), s.sub_(cubic), alpha=2.0**23, out=s)
     f.view(torch.int32).copy_(torch.threshold_(s, _LOWEST_BITS, 0.0))
     # Adds 0 up to _HIGHEST, infinity above, and NaN to NaN.
-    beyond = torch.threshold_(cubic.copy_(x32), _HIGHEST, 0.0)
-    return f.add_(beyond, alpha=torch.finfo(torch.float32).max).to(x.dtype)
+    f.add_(torch.threshold_(cubic.copy_(x), _HIGHEST, 0.0), alpha=torch.finfo(torch.float32).max)

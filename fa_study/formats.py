@@ -3,6 +3,8 @@
 How: let 2^e be the power of two at or below |x|, but no less than the format's smallest normal number. Then x / 2^e has
 the binary point where the format's fraction begins, so that rounding x / 2^e to a multiple of 2^-M is one call, and
 every other step is exact. Nothing on the way is subnormal unless the result is, which keeps zeros and tails fast.
+To nearest even, where nothing on the way can overflow, a sum with 1.5 * 2^e * 2^(p - M) rounds as well, p being the
+fraction bits of the carrier: the sum's last bit is worth 2^(e - M). It is taken off again; this takes half the time.
 """
 
 from __future__ import annotations
@@ -138,6 +140,11 @@ def _round_in_chunks(x: Tensor, fmt: FloatFormat, rounding: str, generator: torc
 
 def _round_into(t: Tensor, x: Tensor, fmt: FloatFormat, rounding: str, u: Tensor | None) -> None:
     power = _clamped_power_of_two(x, fmt)
+    if rounding == "nearest_even" and _sum_rounds(x, fmt):
+        factor = 1.5 * 2.0 ** (_FORMAT_OF[x.dtype].mantissa_bits - fmt.mantissa_bits)
+        torch.add(x, power, alpha=factor, out=t).sub_(power, alpha=factor).copysign_(x)
+        _overflow(t, x, fmt, rounding)
+        return
     torch.div(x, power, out=t).mul_(2.0**fmt.mantissa_bits)
     if rounding == "nearest_even":
         t.round_()
@@ -150,6 +157,18 @@ def _round_into(t: Tensor, x: Tensor, fmt: FloatFormat, rounding: str, u: Tensor
         t.nan_to_num_(0.0).add_(low).copysign_(x)
     t.mul_(2.0**-fmt.mantissa_bits).mul_(power)
     _overflow(t, x, fmt, rounding)
+
+
+def _sum_rounds(x: Tensor, fmt: FloatFormat) -> bool:
+    """Whether x + 1.5 * 2^e * 2^(p - M) cannot overflow, and leaves room for a carry."""
+    carrier = _FORMAT_OF[x.dtype]
+    spare = carrier.mantissa_bits - fmt.mantissa_bits
+    if spare < 7:
+        return False
+    if fmt.max_exponent + spare < carrier.max_exponent:
+        return True
+    limit = 2.0 ** (carrier.max_exponent - spare - 1)
+    return -limit < float(x.amin()) and float(x.amax()) < limit
 
 
 def _clamped_power_of_two(x: Tensor, fmt: FloatFormat) -> Tensor:
