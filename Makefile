@@ -15,7 +15,7 @@ help:
 	@echo "  make test-slow  the exhaustive tests                         1 h or more"
 	@echo "  make tables     the stored tables of the notebooks, again    60 min at most; resumes"
 	@echo "  make study      the training runs behind Figures 7 and 8     1.5 h, 0.4 GB under runs/; resumes"
-	@echo "  make kernels    every kernel that runs here, into a table    20 min, 0.8 GB in .venv-kernels"
+	@echo "  make kernels    every kernel that runs here, into a table    20 min, 1.1 GB in .venv-kernels"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
 	@echo "  make lint       ruff, spelling, types                        10 s"
 	@echo "  make test-book  the built book in Chrome or Chromium         5 min after make book"
