@@ -132,14 +132,15 @@ def _round_in_chunks(x: Tensor, fmt: FloatFormat, rounding: str, generator: torc
     if rounding == "stochastic":
         u = torch.rand(flat.shape, generator=generator, dtype=flat.dtype, device=flat.device)
     size = CHUNK * torch.get_num_threads() if flat.device.type == "cpu" else max(flat.numel(), 1)
+    scratch = torch.empty_like(flat[:size])
     for start in range(0, flat.numel(), size):
         part = slice(start, start + size)
-        _round_into(out[part], flat[part], fmt, rounding, None if u is None else u[part])
+        power = _clamped_power_of_two(flat[part], fmt, scratch[: flat.numel() - start])
+        _round_into(out[part], flat[part], power, fmt, rounding, None if u is None else u[part])
     return out.view(x.shape)
 
 
-def _round_into(t: Tensor, x: Tensor, fmt: FloatFormat, rounding: str, u: Tensor | None) -> None:
-    power = _clamped_power_of_two(x, fmt)
+def _round_into(t: Tensor, x: Tensor, power: Tensor, fmt: FloatFormat, rounding: str, u: Tensor | None) -> None:
     if rounding == "nearest_even" and _sum_rounds(x, fmt):
         factor = 1.5 * 2.0 ** (_FORMAT_OF[x.dtype].mantissa_bits - fmt.mantissa_bits)
         torch.add(x, power, alpha=factor, out=t).sub_(power, alpha=factor).copysign_(x)
@@ -171,12 +172,12 @@ def _sum_rounds(x: Tensor, fmt: FloatFormat) -> bool:
     return -limit < float(x.amin()) and float(x.amax()) < limit
 
 
-def _clamped_power_of_two(x: Tensor, fmt: FloatFormat) -> Tensor:
+def _clamped_power_of_two(x: Tensor, fmt: FloatFormat, power: Tensor) -> Tensor:
     """The largest power of two that is <= |x|, within the exponents of the format's normal numbers."""
     integer, exponent_field = (
         (torch.int32, 0x7F800000) if x.dtype == torch.float32 else (torch.int64, 0x7FF0000000000000)
     )
-    power = torch.bitwise_and(x.view(integer), exponent_field).view(x.dtype)
+    torch.bitwise_and(x.view(integer), exponent_field, out=power.view(integer))
     return power.clamp_(2.0**fmt.min_exponent, 2.0**fmt.max_exponent)
 
 
