@@ -49,15 +49,19 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """Processor and vector instructions: what decides the bits of a CPU result besides the thread count."""
-    model = platform.processor() or platform.machine()
+    """Processor and instructions: what decides the bits of a CPU result besides the thread count.
+
+    A virtual machine's model name says little, so family, model and the matrix instructions are told as well.
+    """
+    name, matrix = platform.processor() or platform.machine(), ""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
-        ]
-        model = names[0] if names else model
-    return f"{model} ({torch.backends.cpu.get_cpu_capability()})"
+        first = cpuinfo.read_text().split("\n\n")[0].splitlines()
+        facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+        if "model name" in facts:
+            name = f"{facts['model name']}, family {facts['cpu family']} model {facts['model']}"
+        matrix = ", AMX" if "amx_bf16" in facts.get("flags", "") else ""
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()}{matrix})"
 
 
 def provenance(command: str, **more: object) -> dict[str, object]:
