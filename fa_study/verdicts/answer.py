@@ -40,13 +40,13 @@ def short_answer(formats: pd.DataFrame, weights: pd.DataFrame) -> str:
     flash = whole_model(weights, "Flash against Baseline")
     flash = flash[(flash["precision"] == "bf16") & (flash["step"] == flash["step"].max())]["relative_l2"]
     return (
-        "1. With the rounding of real kernels, Flash Attention in BF16 errs *less* than attention written out "
-        f"in BF16 ({kernel[0]:.2f} to {kernel[1]:.2f} times); it errs more ({uniform[0]:.1f} to {uniform[1]:.1f} times, and "
+        "1. With the rounding of real kernels, Flash Attention in BF16 errs *less* than attention written out in BF16 "
+        f"({kernel[0]:.2f} to {kernel[1]:.2f} times); it errs more ({uniform[0]:.1f} to {uniform[1]:.1f} times, and "
         "further in longer sequences) if every intermediate is forced into BF16, which no kernel we know of does.\n"
         f"2. Weights trained with it drift away from those trained without it, here by {flash.median():.1%} of their "
         "size, but a run without Flash Attention that is nudged by one unit in the last place drifts as far (ratio "
         f"{ratios.min():.2f} to {ratios.max():.2f}, BF16).\n"
         "3. On this evidence the drift that the paper measured is no sign of instability but what training makes of "
-        "any perturbation, and a fault of an attention kernel has to be looked for in the kernel's own error, not in the "
-        f"weights. (Sentences 2 and 3 rest on first runs of a small model, {ratios.size} seeds.)"
+        "any perturbation, and a fault of an attention kernel has to be looked for in the kernel's own error, not in "
+        f"the weights. (Sentences 2 and 3 rest on first runs of a small model, {ratios.size} seeds.)"
     )
