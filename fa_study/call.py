@@ -39,7 +39,7 @@ class Call(Operands):
         else:
             k, offset = self._offset_keys(chunk, keys, W)
             kt = k.mT
-        s = self._product("scores", chunk.left, kt, self.paths.narrow_scores)
+        s = self.buffered_product("scores", chunk.left, kt, self.paths.narrow_scores)
         s = sites.product("scores", self.heads(s), self.paths.finite_qk, dead, R)
         if f.scale != 1.0 and not self.paths.scaled_queries:
             s = sites("scores", s.mul_(f.scale), dead, R)
@@ -54,7 +54,7 @@ class Call(Operands):
             s = s.masked_fill_(dead, -math.inf)
         return s, offset
 
-    def _product(self, name: str, a: Tensor, b: Tensor, narrow: bool) -> Tensor:
+    def buffered_product(self, name: str, a: Tensor, b: Tensor, narrow: bool) -> Tensor:
         """a b in a buffer of that name: a fresh tensor for each tile would cost as much as the product."""
         shape = (a.shape[0], a.shape[1], b.shape[2])
         buffer = self.buffers.get(name)
@@ -110,7 +110,7 @@ class Call(Operands):
         """The product of p (B, H, R, W) with a tile of V, as (B, H, R, Dv); a buffer, as in `scores`."""
         v, flat = self.values(keys, W), self.flat(p)
         if self.paths.finite_v or dead is None:
-            o = self._product("values", flat, v, self.paths.narrow_values)
+            o = self.buffered_product("values", flat, v, self.paths.narrow_values)
         else:
             o = masked_product(flat, v, self.flat(dead.expand(p.shape)), self.policy.products, self.generator)
         if self.probability_scale != 1:

@@ -18,6 +18,7 @@ from fa_study.features import check_features, check_shapes
 from fa_study.result import AttentionResult, count_nonfinite
 from fa_study.rounding import RoundingPolicy
 from fa_study.sites import result_dtype
+from fa_study.tile_products import float32_products
 from fa_study.tiles import ALGORITHMS, Shift, TileOptions, run_tiles
 
 
@@ -173,7 +174,8 @@ def _collect(call: Call, chunks: Iterable, given: torch.dtype) -> AttentionResul
     counts = {"tiles": 0, "rescalings": 0}
     if lse.numel() and s.S:
         # A model's autocast would run float32 products in 16 bits.
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        precision = "bf16" if call.paths.narrow_values else "ieee"
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), float32_products(precision):
             for chunk, o, log_sum, top, counted in chunks:
                 rows = chunk.rows
                 out[:, :, rows] = o[:, :, : chunk.length, : s.Dv].to(out.dtype)

@@ -52,14 +52,46 @@ class Rows:
 def run_tiles(call: Call, options: TileOptions):
     """Yields (rows, out (B, H, R, Dv), lse (B, H, R, 1), largest scores, counts) for every chunk of rows."""
     tiles, W = call.key_tiles(options.Bc)
+    plain = _is_plain(call, options)
     for chunk in call.chunks(options.Br, W):
         s = call.shapes
         column = torch.full((s.B, s.H, chunk.R, 1), -math.inf, dtype=call.carrier, device=chunk.q.device)
         o = column.new_zeros(s.B, s.H, chunk.R, call.Dv)
         state = Rows(column, torch.zeros_like(column), o, column)
         for keys in reversed(tiles) if options.reverse else tiles:
-            _add_tile(call, options, chunk, keys, W, state)
+            if plain and keys.stop - keys.start == W:
+                _add_plain_tile(call, options, chunk, keys, W, state)
+            else:
+                _add_tile(call, options, chunk, keys, W, state)
         yield chunk, *_finish(call, options, chunk, state), state.top, state.counts
+
+
+def _is_plain(call: Call, options: TileOptions) -> bool:
+    """Whether `_add_plain_tile` does all that `_add_tile` would, for a full tile of keys."""
+    sites, features, paths = call.sites, call.features, call.paths
+    inner = all(map(sites.is_free, ("scores", "max", "exponentials", "sum", "rescale", "accumulator")))
+    as_given = paths.casts_probabilities or sites.is_free("probabilities")
+    simple = features.bias is None and features.softcap is None and not features.hides and call.exp == "exact"
+    return inner and as_given and simple and paths.mild and call.probability_scale == 1 and options.algorithm == "fa2"
+
+
+def _add_plain_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: int, state: Rows) -> None:
+    """The operations of `_add_tile` that have an effect where no key is absent, nothing overflows, and the matrix units
+    do all the rounding: in PyTorch, calls cost as much as arithmetic on a tile of this size."""
+    flat = call.buffered_product("scores", chunk.left, call.keys_t(keys, W), call.paths.narrow_scores)
+    s = call.heads(flat)
+    if not call.paths.scaled_queries:
+        s.mul_(call.features.scale)
+    m = torch.maximum(state.m, s.amax(-1, keepdim=True))
+    total = s.sub_(m).exp_().sum(-1, keepdim=True)
+    pv = call.heads(call.buffered_product("values", flat, call.values(keys, W), call.paths.narrow_values))
+    if state.counts["tiles"]:
+        state.counts["rescalings"] += int(torch.count_nonzero((m > state.m)[:, :, : chunk.length]))
+    state.counts["tiles"] += _live_tiles(call, options, chunk, None)
+    a = torch.exp(state.m - m)
+    state.l.mul_(a).add_(total)
+    state.o.mul_(a).add_(pv)
+    state.m = state.top = m
 
 
 def _add_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: int, state: Rows) -> None:
