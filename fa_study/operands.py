@@ -19,8 +19,9 @@ from fa_study.rounding import RoundingPolicy
 from fa_study.sites import Sites
 from fa_study.tile_products import padded, round_up, tile_width
 
-# Elements of a tile of scores, 2 MB of float32. Fewer fit a cache better, but pay the fixed cost of a call more often.
-CHUNK = 2**19
+# Elements of a tile of scores, 2 MB of float32. Fewer fit a cache better, but pay the fixed cost of a call more often;
+# where a tile takes few passes the fixed cost decides.
+CHUNK, CHUNK_OF_FEW_PASSES = 2**19, 2**21
 
 
 @dataclass
@@ -118,10 +119,10 @@ class Operands:
         width = tile_width(min(size, S), self.paths.narrow_scores and not self.paths.native)
         return [slice(j, min(j + size, S)) for j in range(0, S, size)], width
 
-    def chunks(self, step: int, width: int) -> Iterator[Chunk]:
-        """The rows in chunks of a multiple of `step`, so that a chunk of scores (B, H, R, width) stays in cache."""
+    def chunks(self, step: int, width: int, elements: int = CHUNK) -> Iterator[Chunk]:
+        """The rows in chunks of a multiple of `step`, of `elements` scores (B, H, R, width)."""
         s = self.shapes
-        fitting = CHUNK // max(1, width * s.B * s.H)
+        fitting = elements // max(1, width * s.B * s.H)
         size = step * max(1, fitting // step)
         for start in range(0, s.L, size):
             yield self.chunk(slice(start, min(start + size, s.L)))

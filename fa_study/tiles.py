@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from fa_study.call import Call, Chunk
+from fa_study.exponentials import fexp_u20
+from fa_study.operands import CHUNK, CHUNK_OF_FEW_PASSES
 
 ALGORITHMS = ("fa1", "fa2", "fa4")
 Shift = Callable[[Tensor, Tensor], Tensor]
@@ -53,7 +55,7 @@ def run_tiles(call: Call, options: TileOptions):
     """Yields (rows, out (B, H, R, Dv), lse (B, H, R, 1), largest scores, counts) for every chunk of rows."""
     tiles, W = call.key_tiles(options.Bc)
     plain = _is_plain(call, options)
-    for chunk in call.chunks(options.Br, W):
+    for chunk in call.chunks(options.Br, W, CHUNK_OF_FEW_PASSES if plain else CHUNK):
         s = call.shapes
         column = torch.full((s.B, s.H, chunk.R, 1), -math.inf, dtype=call.carrier, device=chunk.q.device)
         o = column.new_zeros(s.B, s.H, chunk.R, call.Dv)
@@ -71,7 +73,9 @@ def _is_plain(call: Call, options: TileOptions) -> bool:
     sites, features, paths = call.sites, call.features, call.paths
     inner = all(map(sites.is_free, ("scores", "max", "exponentials", "sum", "rescale", "accumulator")))
     as_given = paths.casts_probabilities or sites.is_free("probabilities")
-    simple = features.bias is None and features.softcap is None and not features.hides and call.exp == "exact"
+    simple = (
+        features.bias is None and features.softcap is None and not features.hides and call.exp in ("exact", "fexp_u20")
+    )
     return inner and as_given and simple and paths.mild and call.probability_scale == 1 and options.algorithm == "fa2"
 
 
@@ -83,8 +87,9 @@ def _add_plain_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice,
     if not call.paths.scaled_queries:
         s.mul_(call.features.scale)
     m = torch.maximum(state.m, s.amax(-1, keepdim=True))
-    total = s.sub_(m).exp_().sum(-1, keepdim=True)
-    pv = call.heads(call.buffered_product("values", flat, call.values(keys, W), call.paths.narrow_values))
+    e = fexp_u20(s.sub_(m)) if call.exp == "fexp_u20" else s.sub_(m).exp_()
+    total = e.sum(-1, keepdim=True)
+    pv = call.heads(call.buffered_product("values", call.flat(e), call.values(keys, W), call.paths.narrow_values))
     if state.counts["tiles"]:
         state.counts["rescalings"] += int(torch.count_nonzero((m > state.m)[:, :, : chunk.length]))
     state.counts["tiles"] += _live_tiles(call, options, chunk, None)
