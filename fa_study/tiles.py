@@ -55,7 +55,8 @@ def run_tiles(call: Call, options: TileOptions):
     """Yields (rows, out (B, H, R, Dv), lse (B, H, R, 1), largest scores, counts) for every chunk of rows."""
     tiles, W = call.key_tiles(options.Bc)
     plain = _is_plain(call, options)
-    for chunk in call.chunks(options.Br, W, CHUNK_OF_FEW_PASSES if plain else CHUNK):
+    elements = CHUNK_OF_FEW_PASSES if plain and call.exp == "exact" else CHUNK
+    for chunk in call.chunks(options.Br, W, elements):
         s = call.shapes
         column = torch.full((s.B, s.H, chunk.R, 1), -math.inf, dtype=call.carrier, device=chunk.q.device)
         o = column.new_zeros(s.B, s.H, chunk.R, call.Dv)
@@ -73,10 +74,10 @@ def _is_plain(call: Call, options: TileOptions) -> bool:
     sites, features, paths = call.sites, call.features, call.paths
     inner = all(map(sites.is_free, ("scores", "max", "exponentials", "sum", "rescale", "accumulator")))
     as_given = paths.casts_probabilities or sites.is_free("probabilities")
-    simple = (
-        features.bias is None and features.softcap is None and not features.hides and call.exp in ("exact", "fexp_u20")
-    )
-    return inner and as_given and simple and paths.mild and call.probability_scale == 1 and options.algorithm == "fa2"
+    simple = features.bias is None and features.softcap is None and not features.hides
+    simple = simple and call.exp in ("exact", "fexp_u20") and call.probability_scale == 1
+    # Bfloat16 tensors need the detours by way of float32 that only `_add_tile` takes.
+    return inner and as_given and simple and paths.mild and not paths.native and options.algorithm == "fa2"
 
 
 def _add_plain_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: int, state: Rows) -> None:
