@@ -21,7 +21,7 @@ from fa_study.tile_products import padded, round_up, tile_width
 
 # Elements of a tile of scores, 2 MB of float32. Fewer fit a cache better, but pay the fixed cost of a call more often;
 # where a tile takes few passes the fixed cost decides.
-CHUNK, CHUNK_OF_FEW_PASSES = 2**19, 2**21
+CHUNK, CHUNK_OF_FEW_PASSES = 2**19, 2**22
 
 
 @dataclass
