@@ -35,7 +35,7 @@ def test_expand_is_a_product_without_hydras_own_options():
 
 def test_unknown_sweep_is_refused_with_the_list(capsys):
     assert study.main(["sweeps=papers"]) == 2
-    assert "use controls, dose, fp16, paper" in capsys.readouterr().err
+    assert "use controls, dose, first, fp16, paper" in capsys.readouterr().err
     with pytest.raises(Refusal):
         study.entries("papers", 0)
 
