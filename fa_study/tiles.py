@@ -173,6 +173,6 @@ def _finish(call: Call, options: TileOptions, chunk: Chunk, state: Rows) -> tupl
     empty = state.m == -math.inf
     o, l = state.o, state.l
     if options.algorithm != "fa1":
-        o = o * sites("sum", call.reciprocal(l), empty, R)
-    out = sites("output", o, empty, R).masked_fill(empty, 0.0)
-    return out, call.lse(state.m, l, empty, R)
+        o.mul_(sites("sum", call.reciprocal(l), empty, R))
+    out = sites("output", o, empty, R)
+    return out.masked_fill(empty, 0.0) if empty.any() else out, call.lse(state.m, l, empty, R)
