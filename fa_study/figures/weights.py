@@ -57,7 +57,7 @@ def weight_differences(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
         alt.Color("kind:N", sort=kinds).scale(domain=kinds, range=[KIND_COLOURS[kind] for kind in kinds]).title(None)
     )
     base = alt.Chart(shown).encode(alt.X("step:Q").title("training step").axis(tickCount=6), colour)
-    band = base.mark_area(opacity=0.2).encode(
+    band = base.mark_area(opacity=1, fillOpacity=0.2).encode(
         log_y("low", TITLES[metric]), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
     )
     y = log_y("median", TITLES[metric])

@@ -17,4 +17,5 @@ class Verdict:
     text: str
 
     def _repr_markdown_(self) -> str:
-        return f"**Our verdict on {self.claim}: {self.holds}.** {self.text}"
+        answer = self.holds.replace("only where", "only in some settings")
+        return f"**Our verdict on {self.claim}: {answer}.** {self.text}"
