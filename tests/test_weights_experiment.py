@@ -9,6 +9,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from fa_study.experiments import reduce_runs
 from fa_study.experiments.weights import (
     drift_trend,
     pairs_in,
@@ -98,6 +99,13 @@ def test_runs_without_a_common_step_are_refused(tmp_path):
         weight_trajectory(flash, baseline)
 
 
+def test_the_help_of_the_reduction_ends_with_its_last_sentence(capsys):
+    with pytest.raises(SystemExit) as stop:
+        reduce_runs.main(["--help"])
+    assert stop.value.code == 0
+    assert "settings in the manifest." in " ".join(capsys.readouterr().out.split())
+
+
 def frame_of(*series):
     """One seed per series of distances, the same in both metrics."""
     return pd.DataFrame(
@@ -121,7 +129,12 @@ def test_the_verdict_follows_the_numbers():
     assert drift_verdict(frame_of(rising, rising**2)).holds == "holds"
     assert drift_verdict(frame_of(rising, noise)).holds == "holds only where"
     assert drift_verdict(frame_of(rising[::-1], noise)).holds == "does not hold"
-    assert "fell in 0 of 36 intervals" in drift_verdict(frame_of(rising, rising**2)).text
+    text = drift_verdict(frame_of(rising, rising**2)).text
+    assert "Max Difference fell in 0 of 18 and Wasserstein distance fell in 0 of 18 intervals" in text
+    dented = np.array([1.0, 2.0, 3.0, 4.0, 3.9, 6.0, 7.0, 8.0, 9.0, 10.0])
+    assert (
+        drift_verdict(frame_of(rising, dented)).holds == "holds only where"
+    )  # a rising trend, but it does not only grow
 
 
 def table_of(**series):
@@ -147,7 +160,7 @@ def table_of(**series):
 def test_initialisation_verdict():
     slow = table_of(Flash_against_Baseline=[0, 1, 2, 3], other_initialisation=[5, 7, 9, 11])
     assert initialisation_verdict(slow).holds == "holds"
-    assert "0.5 to 0.5 times" in initialisation_verdict(slow).text
+    assert "0.5 to 0.5 times (no faster in 2 of 2)" in initialisation_verdict(slow).text
     fast = table_of(Flash_against_Baseline=[0, 1, 2, 3], other_initialisation=[5, 5.5, 6, 6.5])
     assert initialisation_verdict(fast).holds == "does not hold"
 
@@ -169,13 +182,21 @@ def test_short_answer():
     ).assign(against="golden", reference="rounded")
     weights = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.3], ulp_twin=[0.1, 0.1, 0.2, 0.4])
     text = short_answer(formats, weights.assign(precision="bf16"))
-    assert "(0.50 to 0.50 times)" in text and "(3.0 to 3.0 times" in text
-    assert "by 30.0% of their size" in text and "(ratio 0.75 to 0.75, BF16)" in text and "2 seeds" in text
+    assert "errs 0.50 to 0.50 times as much" in text and "errs 3.0 to 3.0 times as much" in text
+    assert "30.0% in BF16" in text and "drift as far" in text and "0.75 to 0.75 in BF16" in text and "2 seeds" in text
+    farther = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.8], ulp_twin=[0.1, 0.1, 0.2, 0.4])
+    assert "drift less far" in short_answer(formats, farther)
+    assert "needs an explanation" in short_answer(formats, farther)
 
 
 def test_amplification_verdict():
     same = table_of(Flash_against_Baseline=[0, 1, 2, 3], ulp_twin=[0.1, 1, 2, 3])
     assert amplification_verdict(same).holds == "holds"
-    more = table_of(Flash_against_Baseline=[0, 1, 2, 9], ulp_twin=[0.1, 1, 2, 3])
+    more = table_of(Flash_against_Baseline=[0, 5, 8, 9], ulp_twin=[0.1, 1, 2, 3])
     assert amplification_verdict(more).holds == "does not hold"
-    assert "3.00 to 3.00 in FP32 (2 pairs)" in amplification_verdict(more).text
+    assert (
+        "3.00 to 3.00 at the last step in FP32 (2 pairs), and at most 5.00 on the way"
+        in amplification_verdict(more).text
+    )
+    on_the_way = table_of(Flash_against_Baseline=[0, 5, 2, 3], ulp_twin=[0.1, 1, 2, 3])
+    assert amplification_verdict(on_the_way).holds == "holds only where"
