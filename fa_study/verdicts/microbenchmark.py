@@ -144,8 +144,8 @@ def swap_verdict(frame: pd.DataFrame, *, share: float = 0.95) -> Verdict:
     text = (
         f"Where the swap makes the key tiles narrower, it grows in {larger.sum()} of {len(larger)} settings ("
         + ", ".join(f"{family}: {row['sum']} of {row['count']}" for family, row in families.iterrows())
-        + f"), the ratio being {medians.min():.2g} to {medians.max():.2g} over all; where it leaves Bc alone, it changes "
-        + ("not a single bit." if (same["ratio"] == 1).all() else "something, which it should not.")
+        + f"), the ratio being {medians.min():.2g} to {medians.max():.2g} over all; where it leaves Bc alone, it has "
+        + ("no effect." if (same["ratio"] == 1).all() else "an effect, which it should not.")
     )
     return Verdict("C4", answer(larger.sum(), len(larger)), text)
 
