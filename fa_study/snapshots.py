@@ -81,6 +81,9 @@ def load_weights(source: str | Path, step: int | None = None, *, verify: bool = 
     ValueError
         The source is missing, damaged, contradicts itself or is of an unknown kind; or the run has no such step.
     """
+    if not str(source).strip():
+        # Path("") is the current folder, which nobody named.
+        raise ValueError("the source of the weights is empty: name a file, a folder or a W&B artifact")
     if str(source).startswith("wandb:"):
         return load_weights(_artifact(str(source)), step, verify=verify)
     path = Path(source)

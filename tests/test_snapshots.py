@@ -252,6 +252,15 @@ def test_sources_that_are_not_there_or_not_clear(tmp_path):
             load_weights(tmp_path / "a.pt")
 
 
+@pytest.mark.parametrize("source", ["", " "])
+def test_an_empty_source_is_not_the_current_folder(tmp_path, monkeypatch, source):
+    save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors")
+    monkeypatch.chdir(tmp_path)
+    assert set(load_weights(".")) == {"w"}
+    with pytest.raises(ValueError, match="source of the weights is empty"):
+        load_weights(source)
+
+
 def test_sharded_tensors_of_a_distributed_checkpoint(tmp_path):
     """Two parts of one tensor, described as two processes would have written them."""
     import torch.distributed.checkpoint as dcp
