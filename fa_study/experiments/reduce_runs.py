@@ -51,7 +51,7 @@ def origins(folder: Path) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m fa_study.experiments.reduce_runs", description=__doc__.split(": ")[1]
+        prog="python -m fa_study.experiments.reduce_runs", description=__doc__.split(": ", 1)[1]
     )
     parser.add_argument(
         "folder", nargs="?", type=Path, default=ROOT / "runs", help="run folders lie in it; default: runs"
