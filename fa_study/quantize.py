@@ -104,7 +104,12 @@ def _scale(x: Tensor, largest: float, scale: str | float, dims: tuple[int, ...])
     if isinstance(scale, int | float) and not isinstance(scale, bool):
         if not 0 < scale < math.inf:
             raise ValueError(f"scale={scale!r}: use a positive finite number, 'max' or 'power_of_two'")
-        return x.new_tensor(scale)
+        given = x.new_tensor(scale)
+        if not 0 < given < math.inf:
+            raise ValueError(
+                f"scale={scale!r} is {given.item()} in {x.dtype}: use a positive number in its range, or float64"
+            )
+        return given
     if scale not in ("max", "power_of_two"):
         raise ValueError(f"scale={scale!r} is unknown: use 'max', 'power_of_two' or a positive number")
     peak = x.abs().nan_to_num(nan=0.0, posinf=0.0).amax(dims, keepdim=True)

@@ -71,6 +71,11 @@ def test_a_given_scale_overflows_as_the_format_says():
     assert_same(quantize(x * 1e5, "fp8_e5m2", scale=1.0)[1:3], torch.tensor([math.inf, -math.inf]))
 
 
+def test_a_scale_that_float64_holds_is_used():
+    x = torch.tensor([1.0, -3.0], dtype=torch.float64) * 1e-60
+    assert_same(quantize(x, "int8", scale=1e-60), torch.tensor([1.0, -3.0], dtype=torch.float64) * 1e-60)
+
+
 def test_zeros_and_tiny_values_need_no_division_by_zero():
     assert_same(quantize(torch.zeros(4, 4), "int8", block=2), torch.zeros(4, 4))
     tiny = quantize(torch.tensor([1e-45, -3e-42, 0.0]), "fp8_e4m3")
@@ -132,6 +137,9 @@ def test_hadamard_gradient_and_dtype():
         (lambda: quantize(torch.ones(3), "int8", block=(2, 2)), r"block=\(2, 2\) needs more dimensions .* \(3,\)"),
         (lambda: quantize(torch.ones(3), "int8", scale="mean"), "scale='mean' is unknown: use 'max', 'power_of_two'"),
         (lambda: quantize(torch.ones(3), "int8", scale=-1.0), "scale=-1.0: use a positive"),
+        (lambda: quantize(torch.ones(3), "int8", scale=1e-60), "scale=1e-60 .* 0.0 in torch.float32: use a positive"),
+        (lambda: quantize(torch.ones(3), "fp16", scale=1e-60), "scale=1e-60 .* 0.0 in torch.float32: use a positive"),
+        (lambda: quantize(torch.ones(3).half(), "fp16", scale=1e300), r"scale=1e\+300 .* inf in torch.float32: use"),
         (lambda: hadamard(torch.ones(2, 48)), r"power of two, got shape \(2, 48\)"),
         (lambda: hadamard(torch.ones(4, dtype=torch.int32)), "floating-point tensor"),
     ],
