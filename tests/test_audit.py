@@ -11,7 +11,7 @@ import torch
 
 from fa_study.__main__ import main
 from fa_study.audit import audit
-from fa_study.audit.accuracy import golden_gradients, judge, row_share
+from fa_study.audit.accuracy import eager_gradients, golden_gradients, judge, row_share
 from fa_study.audit.calls import Direct, Job
 from fa_study.audit.cases import Case
 from fa_study.audit.faults import diagnose
@@ -239,3 +239,12 @@ def test_command_user_errors_are_one_line_with_exit_code_1(target, tmp_path, cap
 def test_target_that_cannot_be_loaded(name, message):
     with pytest.raises(ValueError, match=message):
         load_callable(name)
+
+
+def test_a_scale_of_zero_is_a_scale():
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 1, 6, 8) for _ in range(4))
+    for scale in (0.0, 0.3, None):
+        want = golden_gradients(q, k, v, dout, scale=scale)
+        for a, b in zip(eager_gradients(q, k, v, dout, scale=scale), want):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)

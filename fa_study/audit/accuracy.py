@@ -53,7 +53,7 @@ def eager_gradients(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **values: obj
     q, k, v = leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     G = q.shape[1] // k.shape[1]
     with torch.enable_grad():
-        scale = values.get("scale") or q.shape[-1] ** -0.5
+        scale = q.shape[-1] ** -0.5 if values.get("scale") is None else values["scale"]
         s = (q @ k.repeat_interleave(G, 1).mT) * scale
         if values.get("softcap") is not None:
             s = values["softcap"] * torch.tanh(s / values["softcap"])
