@@ -1,10 +1,10 @@
 """Names of runs, and what is said about options that do not exist or cannot be."""
 
 import pytest
-from tiny_runs import compose_settings
+from tiny_runs import compose_settings, train_here
 
 from train import Refusal
-from train.settings import check_overrides, check_settings, run_name
+from train.settings import GROUPS, NATURAL, check_overrides, check_settings, run_name
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,44 @@ def test_known_options_and_hydras_own_pass():
         ("steps=1.5", "steps=1.5 is no count"),
         ("seed=-1", "seed=-1 is not allowed"),
         ("optimizer.lr=fast", "optimizer.lr=fast is not allowed"),
+        ("optimizer.lr=nan", "optimizer.lr=nan is not allowed"),
+        ("optimizer.clip=inf", "optimizer.clip=inf is not allowed"),
         ("data.caption_dropout=2", "is no probability"),
+        ("data.caption_dropout=abc", "data.caption_dropout=abc is no probability"),
+        ("data.caption_dropout=nan", "is no probability"),
+        ("data.caption_dropout=true", "is no probability"),
+        ("sampling.guidance=abc", "sampling.guidance=abc is no finite number"),
+        ("sampling.guidance=inf", "is no finite number"),
+        ("batch_split=9", "batch_split=9 is more than batch_size=8"),
     ],
 )
 def test_bad_values_are_refused_in_a_sentence(override, message):
     with pytest.raises(Refusal, match=message) as caught:
         check_settings(compose_settings(override))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NATURAL)
+def test_a_truth_value_is_no_whole_number(name):
+    with pytest.raises(Refusal, match=f"{name}=True is not allowed; use a whole number"):
+        check_settings(compose_settings(f"{name}=true"))
+
+
+def test_values_at_the_edge_pass():
+    check_settings(
+        compose_settings("batch_split=8", "data.caption_dropout=1", "sampling.guidance=-1", "optimizer.lr=0")
+    )
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "experiment"])
+def test_only_the_experiment_may_be_null(group):
+    check_overrides(["experiment=null"])
+    with pytest.raises(Refusal, match=f"{group}=null is unknown; use "):
+        check_overrides([f"{group}=null"])
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr=nan", "data.caption_dropout=abc", "sampling.guidance=abc"])
+def test_a_bad_value_is_refused_before_a_run_folder_is_made(override, tmp_path):
+    with pytest.raises(Refusal):
+        train_here(tmp_path / "runs", "steps=1", override)
+    assert not (tmp_path / "runs").exists()

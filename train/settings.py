@@ -7,6 +7,7 @@ is a ValueError in one sentence, raised before anything is trained or written.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -97,18 +98,24 @@ def check_settings(settings: DictConfig) -> None:
         if key in values and values[key] not in allowed:
             raise Refusal(f"{key}={values[key]} is unknown; use {_listed(allowed)}")
     for key in (*POSITIVE, *(key for key in POSITIVE_OF_SOME_ARMS if key in values)):
-        if not isinstance(values[key], int) or isinstance(values[key], bool) or values[key] < 1:
+        if not _is_whole(values[key]) or values[key] < 1:
             raise Refusal(f"{key}={values[key]} is no count; use a whole number of at least 1")
     for key in NATURAL:
-        if not isinstance(values[key], int) or values[key] < 0:
+        if not _is_whole(values[key]) or values[key] < 0:
             raise Refusal(f"{key}={values[key]} is not allowed; use a whole number of at least 0")
+    if settings.batch_split > settings.batch_size:
+        sizes = f"batch_split={settings.batch_split} is more than batch_size={settings.batch_size}"
+        raise Refusal(f"{sizes}; a batch has at most as many parts as pictures")
     for key, value in flat({name: dict(settings[name]) for name in ("optimizer",)}).items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise Refusal(f"{key}={value} is not allowed; use a number of at least 0")
+        if not _is_finite(value) or value < 0:
+            raise Refusal(f"{key}={value} is not allowed; use a finite number of at least 0")
+    if not _is_finite(values["sampling.guidance"]):
+        raise Refusal(f"sampling.guidance={values['sampling.guidance']} is no finite number; use one such as 3.0")
     if settings.data.name == "folder" and not settings.data.path:
         raise Refusal("data=folder needs a folder; give data.path=/path/to/pictures")
-    if not 0 <= values.get("data.caption_dropout", 0) <= 1:
-        raise Refusal(f"data.caption_dropout={values['data.caption_dropout']} is no probability; use 0 to 1")
+    dropout = values["data.caption_dropout"]
+    if not _is_finite(dropout) or not 0 <= dropout <= 1:
+        raise Refusal(f"data.caption_dropout={dropout} is no probability; use 0 to 1")
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
@@ -128,7 +135,7 @@ def check_overrides(arguments: Sequence[str]) -> None:
             continue
         if key in GROUPS:
             for choice in value.split(","):
-                if choice not in [*choices_of(key), "null"]:
+                if choice not in choices_of(key) and (key, choice) != ("experiment", "null"):
                     raise Refusal(f"{key}={choice} is unknown; use {_listed(choices_of(key))}")
         elif key not in allowed:
             close = difflib.get_close_matches(key, allowed, n=1)
@@ -155,6 +162,14 @@ def difference(path: Path, settings: DictConfig, ignore: Sequence[str] = ()) -> 
 def save_settings(settings: DictConfig, path: Path) -> None:
     """Write the resolved settings as YAML."""
     path.write_text(OmegaConf.to_yaml(settings, resolve=True), encoding="utf-8")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)  # Python counts True as the number 1
+
+
+def _is_finite(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _listed(allowed: Sequence[object]) -> str:
