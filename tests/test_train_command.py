@@ -63,6 +63,14 @@ def test_unknown_option_exits_with_2_and_lists_the_options():
     assert "did you mean steps?" in result.stderr and "snapshots.every" in result.stderr
 
 
+@pytest.mark.parametrize(("word", "code"), [("attn=nosuch", 2), ("attn=null", 2), ("steps=0", 1)])
+def test_exit_code_tells_an_unknown_choice_from_a_bad_value(word, code, tmp_path):
+    result = run(word, f"runs_dir={tmp_path / 'runs'}")
+    assert result.returncode == code
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_wandb_file_names_weights_relative_to_the_folder_only(done):
     _, folder, *_ = done
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")

@@ -9,7 +9,8 @@ two at a time:
     python train/run.py -m experiment=demo attn=baseline,flash precision=fp32,bf16
 
 Finished runs of the demonstration are skipped, so the same command again is quick, and resumes what was interrupted.
-Exit codes: 0 done, 1 failed or refused, 2 unknown option, 130 or 143 interrupted (the same command then resumes).
+Exit codes: 0 done; 1 failed or refused, also for a value that is not allowed; 2 for an option, or a choice of a group
+such as attn, that does not exist; 130 or 143 interrupted (the same command then resumes).
 """
 
 from __future__ import annotations
