@@ -9,7 +9,6 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from fa_study.experiments import reduce_runs
 from fa_study.experiments.weights import (
     drift_trend,
     pairs_in,
@@ -97,13 +96,6 @@ def test_runs_without_a_common_step_are_refused(tmp_path):
     flash, baseline = make_run(tmp_path, "flash", shifts=(0.0,)), make_run(tmp_path, "baseline", shifts=())
     with pytest.raises(ValueError, match="no snapshot of the same step"):
         weight_trajectory(flash, baseline)
-
-
-def test_the_help_of_the_reduction_ends_with_its_last_sentence(capsys):
-    with pytest.raises(SystemExit) as stop:
-        reduce_runs.main(["--help"])
-    assert stop.value.code == 0
-    assert "settings in the manifest." in " ".join(capsys.readouterr().out.split())
 
 
 def frame_of(*series):
