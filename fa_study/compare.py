@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--zero-gradient",
+        type=_expression,
         default=ZERO_GRADIENT,
         metavar="REGEX",
         help="parameters whose exact gradient is zero: shown apart, in no aggregate (default: key-projection biases)",
@@ -70,11 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option, nargs="+", default=[], metavar="RUN", help=f"runs like A, {what}: the scale to read by"
         )
-    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="threads (default: one per core)")
+    parser.add_argument("--workers", type=_workers, default=-1, metavar="N", help="threads (default: -1, one per core)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, write; returns the exit code."""
+    _check_before(args)
     pairs, notes = paired_sources(args.sources, args.step)
     frames = []
     for step, pair in pairs.items():
@@ -99,10 +102,6 @@ def run(args: argparse.Namespace) -> int:
     _show(console, frame, args.by, args.top)
     context = None
     if args.twins or args.low_precision:
-        if len(args.sources) != 2:
-            raise ValueError(
-                f"--twins and --low-precision need A and B alone, got {len(args.sources)} sources: quote patterns"
-            )
         from fa_study.context import context_distances, context_sentences  # brings altair
 
         runs = (*args.sources, args.twins, args.low_precision)
@@ -111,6 +110,20 @@ def run(args: argparse.Namespace) -> int:
             console.print(sentence, markup=False, highlight=False)
     _write(frame, args, context)
     return _failures(console, frame, args.fail_above)
+
+
+def _check_before(args: argparse.Namespace) -> None:
+    """Refuse before the comparison, which may take an hour, what would fail after it."""
+    if (args.twins or args.low_precision) and len(args.sources) != 2:
+        raise ValueError(
+            f"--twins and --low-precision need A and B alone, got {len(args.sources)} sources: quote patterns"
+        )
+    for option in ("csv", "parquet", "json", "chart"):
+        path = getattr(args, option)
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"--{option} {path}: there is no folder {path.parent}; create it or name another")
+        if path is not None and path.is_dir():
+            raise ValueError(f"--{option} {path} is a folder; name a file in it")
 
 
 def _show(console: Console, frame: pd.DataFrame, by: str, top: int) -> None:
@@ -216,6 +229,18 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return int(text)
+
+
+def _workers(text: str) -> int:
+    return -1 if text == "-1" else _positive(text)
+
+
+def _expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r} ({error})") from error
+    return text
 
 
 def _chart_path(text: str) -> Path:

@@ -295,12 +295,24 @@ def test_exit_codes(pair, tmp_path, capsys):
         ["compare", a, b, "--fail-above", "speed=3"],
         ["compare", a, b, "--chart", "x.pdf"],
         ["compare", a, b, "--top", "0"],
+        ["compare", a, b, "--workers", "0"],
+        ["compare", a, b, "--zero-gradient", "("],
     ):
         with pytest.raises(SystemExit) as stop:
             main(usage)
         assert stop.value.code == 1, usage
+        assert "error: " in capsys.readouterr().err
     assert main(["compare", a]) == 1
-    assert main(["compare", a, b, "--csv", str(tmp_path / "no" / "o.csv")]) == 1
+    assert main(["compare", a, b, "--workers", "1", "--zero-gradient", "^blocks"]) == 0
+
+
+@pytest.mark.parametrize("option", ["csv", "parquet", "json", "chart"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_comparison(pair, tmp_path, option, capsys):
+    for path, words in ((tmp_path / "no" / "o.svg", "there is no folder"), (tmp_path / "o.svg", "is a folder")):
+        (tmp_path / "o.svg").mkdir(exist_ok=True)
+        assert main(["compare", *pair, f"--{option}", str(path)]) == 1
+        printed = capsys.readouterr()
+        assert printed.out == "" and f"--{option} {path}" in printed.err and words in printed.err
 
 
 def test_a_nan_never_passes_a_threshold(tmp_path):
