@@ -6,8 +6,9 @@ Shape letters: B batch, H heads, L queries, Dv head size of the values.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -38,34 +39,41 @@ class AttentionResult:
     max_scores: Tensor | None = None
 
 
-def merge_attention(results: Sequence[AttentionResult]) -> AttentionResult:
+def merge_attention(results: Iterable[AttentionResult]) -> AttentionResult:
     """Attention over all keys from attention over parts of the keys (split-KV, flash decoding).
 
     ``out = sum_i w_i out_i / sum_i w_i`` with ``w_i = exp(lse_i - max lse)``, computed in float32 or wider; the result
-    has the dtype of the parts. Rows that no part has a key for stay 0 with lse -inf.
+    has the widest dtype of the parts. Rows that no part has a key for stay 0 with lse -inf. Counts and largest scores
+    are those that all parts have.
 
     Raises
     ------
     ValueError
         If there is no result, or their shapes differ.
     """
+    results = list(results)
     if not results:
         raise ValueError("merge_attention needs at least one result, got none")
     shapes = {tuple(r.out.shape) for r in results}
     if len(shapes) > 1:
         raise ValueError(f"merge_attention needs results of one shape, got {sorted(shapes)}")
-    lses = torch.stack([r.lse for r in results])
+    wide = reduce(torch.promote_types, [r.lse.dtype for r in results], torch.float32)
+    dtype = reduce(torch.promote_types, [r.out.dtype for r in results])
+    lses = torch.stack([r.lse.to(wide) for r in results])
     top = lses.amax(0)
     weights = (lses - top.masked_fill(top == -math.inf, 0.0)).exp()
     total = weights.sum(0)
     parts = sum(w.unsqueeze(-1) * r.out.to(w.dtype) for w, r in zip(weights, results))
     empty = top == -math.inf
-    out = (parts / total.unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0).to(results[0].out.dtype)
-    counts = {name: sum(r.counts[name] for r in results) for name in ("tiles", "rescalings")}
-    sites = results[0].counts["overflows"]
-    counts["overflows"] = {site: sum(r.counts["overflows"][site] for r in results) for site in sites}
+    out = (parts / total.unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0).to(dtype)
+    shared = [name for name in ("tiles", "rescalings", "overflows") if all(name in r.counts for r in results)]
+    counts = {name: sum(r.counts[name] for r in results) for name in shared if name != "overflows"}
+    if "overflows" in shared:
+        sites = results[0].counts["overflows"]
+        counts["overflows"] = {site: sum(r.counts["overflows"][site] for r in results) for site in sites}
     counts["nonfinite"] = count_nonfinite(out)
-    largest = torch.stack([r.max_scores for r in results]).amax(0)
+    tops = [r.max_scores for r in results]
+    largest = None if any(top is None for top in tops) else torch.stack([top.to(wide) for top in tops]).amax(0)
     return AttentionResult(out, top + total.log(), counts, largest)
 
 
