@@ -34,7 +34,7 @@ def reference_attention(
             if bias is not None:
                 s = policy.scores(s + bias[i, keys].to(s.dtype))
             new_m = policy.max(torch.maximum(m, s.max()))
-            if algorithm == "fa4" and (new_m - m) * math.log2(math.e) <= threshold:
+            if algorithm == "fa4" and m > -math.inf and (new_m - m) * math.log2(math.e) <= threshold:
                 new_m = m
             unrounded = exact_exp(policy.exponentials(s - new_m))
             e = policy.exponentials(unrounded)

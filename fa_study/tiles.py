@@ -7,6 +7,7 @@ With m the running maximum, l the row sum, a = exp(m_old - m) and P = exp(S - m)
                                              from the new running maximum, as in every released kernel)
     fa2    O = a O + P V                     divided by l once, at the end
     fa4    as fa2, but m keeps its old value (a = 1) while it would grow by no more than a threshold
+                                             (the first maximum is always taken)
 
 Shape letters: see `fa_study.call`.
 """
@@ -120,7 +121,9 @@ def _add_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: in
     is_top = options.algorithm != "fa4" and options.shift is None and sites.is_free("max")
     top = m if is_top else torch.maximum(state.top, largest)
     if options.algorithm == "fa4":
-        m = torch.where((m - state.m) * math.log2(math.e) <= options.rescale_threshold, state.m, m)
+        # The first maximum is always taken, whatever the threshold.
+        kept = ((m - state.m) * math.log2(math.e) <= options.rescale_threshold) & (state.m > -math.inf)
+        m = torch.where(kept, state.m, m)
     if options.shift is not None:
         m = sites("max", options.shift(s, m), gone, R)
     # Where every row has a key in this tile, and nothing overflows, every maximum is finite.
