@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -144,9 +145,9 @@ def check_features(
     """The features of a call, checked against its shapes; ValueError in one sentence if something does not fit."""
     if causal not in CAUSAL:
         raise ValueError(f"causal={causal!r} is unknown: use None, 'top_left' or 'bottom_right'")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap={softcap!r}: use a positive number, or None for no cap")
-    if scale is not None and not math.isfinite(scale):
+    if softcap is not None:
+        softcap = check_positive("softcap", softcap, ", or None for no cap")
+    if scale is not None and not math.isfinite(as_number(scale)):
         raise ValueError(f"scale={scale!r}: use a finite number, or None for 1/sqrt(D)")
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
@@ -175,6 +176,24 @@ def check_features(
         None if right is None else offset + right,
         bias_hides,
     )
+
+
+def as_number(x: object) -> float:
+    """x in float64, NaN if it is no real number."""
+    if isinstance(x, bool) or not (isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1)):
+        return math.nan
+    try:
+        return float(x)
+    except OverflowError:  # a whole number beyond float64
+        return math.inf
+
+
+def check_positive(name: str, x: object, otherwise: str = "") -> float:
+    """x in float64 if it is positive in float32 too, where it may be used; ValueError if not."""
+    limits, number = torch.finfo(torch.float32), as_number(x)
+    if not limits.tiny <= number <= limits.max:
+        raise ValueError(f"{name}={x!r}: use a positive finite number in the range of float32{otherwise}")
+    return number
 
 
 def _check_window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:

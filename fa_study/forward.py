@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from fa_study.baseline import run_baseline
 from fa_study.call import Call
 from fa_study.exponentials import Exponential
-from fa_study.features import check_features, check_shapes
+from fa_study.features import as_number, check_features, check_positive, check_shapes
 from fa_study.result import AttentionResult, count_nonfinite
 from fa_study.rounding import RoundingPolicy
 from fa_study.sites import result_dtype
@@ -59,7 +60,7 @@ def baseline_attention(
         Row i, aligned as `causal` says (bottom-right if None), sees `left` keys before and `right` keys after its own;
         None for no limit.
     softcap : float, optional
-        c: scores become ``c tanh(s / c)``.
+        c > 0: scores become ``c tanh(s / c)``.
     exp : {"exact", "exp2_fma", "fexp_u20"} or callable
         See `fa_study.exponentials.shifted_exp`.
     generator : torch.Generator, optional
@@ -106,16 +107,18 @@ def flash_attention(
     q, k, v, policy, scale, mask, bias, causal, window, softcap, exp, generator
         As in `baseline_attention`.
     tile : (Br, Bc)
-        Rows and keys of a tile. Br only groups rows: it changes the counts and no bit of the result.
+        Rows and keys of a tile. Br only groups rows: it changes the counts and no bit of the result, except with
+        stochastic rounding when L needs several chunks, since the random numbers then fall on other elements.
     algorithm : {"fa1", "fa2", "fa4"}
         fa1: O normalised at each tile. fa2: O divided by the row sum once, at the end. fa4: as fa2, and the maximum
         grows only by more than `rescale_threshold`. Formulas in `fa_study.tiles`.
     key_order : {"forward", "reverse"}
         FlashAttention 2 visits the key tiles from last to first.
     rescale_threshold : float
-        For fa4, in log2 units.
+        For fa4, in log2 units, not negative. A row's first maximum is always taken; with infinity it is the only one.
     probability_scale : float
-        P is multiplied by it before it is rounded, and the product with V divided by it, as FP8 kernels do with 2**8.
+        Positive. P is multiplied by it before it is rounded, and the product with V divided by it, as FP8 kernels do
+        with 2**8.
     shift : callable, optional
         ``shift(scores (B, H, R, W), running_max (B, H, R, 1))`` gives what is subtracted from the scores instead of the
         running maximum (the larger of what was subtracted so far and the tile's maximum). Masked scores are -inf.
@@ -126,7 +129,8 @@ def flash_attention(
     Raises
     ------
     ValueError
-        As in `baseline_attention`, and if the tile, the algorithm or the key order is unknown.
+        As in `baseline_attention`, and if the tile, the algorithm, the key order, the threshold or the scale of P makes
+        no sense.
     """
     Br, Bc = check_tile(tile)
     if algorithm not in ALGORITHMS:
@@ -135,6 +139,9 @@ def flash_attention(
         raise ValueError(f"key_order={key_order!r} is unknown: use 'forward' or 'reverse'")
     if key_offset is not None and softcap is not None:
         raise ValueError("key_offset cannot be undone behind a softcap: use one of the two")
+    if not as_number(rescale_threshold) >= 0:
+        raise ValueError(f"rescale_threshold={rescale_threshold!r}: use a number >= 0, in log2 units")
+    probability_scale = check_positive("probability_scale", probability_scale)
     shapes = check_shapes(q, k, v)
     features = check_features(shapes, scale=scale, mask=mask, bias=bias, causal=causal, window=window, softcap=softcap)
     call = Call(
@@ -158,10 +165,10 @@ def flash_attention(
 
 def check_tile(tile: tuple[int, int]) -> tuple[int, int]:
     """(Br, Bc), or ValueError."""
-    ok = isinstance(tile, Sequence) and len(tile) == 2 and all(isinstance(n, int) and n > 0 for n in tile)
-    if not ok:
+    ok = isinstance(tile, Sequence) and len(tile) == 2
+    if not ok or not all(isinstance(n, Integral) and not isinstance(n, bool) and n > 0 for n in tile):
         raise ValueError(f"tile={tile!r}: use (rows, keys), two positive whole numbers such as (64, 64)")
-    return tile[0], tile[1]
+    return int(tile[0]), int(tile[1])
 
 
 def _collect(call: Call, chunks: Iterable, given: torch.dtype) -> AttentionResult:

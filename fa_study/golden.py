@@ -19,7 +19,7 @@ def golden_scores(
 ) -> Tensor:
     """Scaled, capped, biased scores (B, H, rows, S) in float64."""
     q, k = q[:, :, rows].double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
-    s = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    s = q @ k.mT * (1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     return s if bias is None else s + take_rows(bias, rows).double()

@@ -16,6 +16,7 @@ from fa_study.forward import baseline_attention, check_tile, flash_attention
 from fa_study.result import AttentionResult
 from fa_study.rounding import RoundingPolicy
 from fa_study.sites import result_dtype
+from fa_study.tiles import ALGORITHMS
 
 __all__ = ["attention_gradients", "tiled_attention"]
 
@@ -117,6 +118,8 @@ class _TiledAttention(torch.autograd.Function):
 def _forward(q, k, v, policy, algorithm, tile, exp, generator, options) -> AttentionResult:
     if algorithm == "baseline":
         return baseline_attention(q, k, v, policy=policy, exp=exp, generator=generator, **options)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm={algorithm!r} is unknown: use one of baseline, {', '.join(ALGORITHMS)}")
     return flash_attention(
         q, k, v, policy=policy, algorithm=algorithm, tile=tile, exp=exp, generator=generator, **options
     )
@@ -126,10 +129,10 @@ def _gradients(q, k, v, dout, result, policy, algorithm, delta, tile, exp, gener
     shapes = check_shapes(q, k, v)
     if delta not in DELTAS:
         raise ValueError(f"delta={delta!r} is unknown: use None, 'output' or 'probabilities'")
-    if dout.shape != result.out.shape or not dout.is_floating_point():
+    if not isinstance(dout, Tensor) or dout.shape != result.out.shape or not dout.is_floating_point():
+        given = f"{dout.dtype} {tuple(dout.shape)}" if isinstance(dout, Tensor) else type(dout).__name__
         raise ValueError(
-            f"dout has to be a floating-point tensor of the output's shape {tuple(result.out.shape)}, "
-            f"got {dout.dtype} {tuple(dout.shape)}"
+            f"dout has to be a floating-point tensor of the output's shape {tuple(result.out.shape)}, got {given}"
         )
     features = check_features(shapes, **{name: options[name] for name in FEATURES if name in options})
     exp = "exact" if exp == "fexp_u20" else exp
