@@ -1,6 +1,7 @@
 """The study's driver: which runs it makes of a sweep, which pairs of them, and what it does with failures."""
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -41,6 +42,57 @@ def test_unknown_sweep_is_refused_with_the_list(capsys):
 
 
 @pytest.fixture
+def no_study(monkeypatch):
+    """The words that would have started the study, instead of the study."""
+    started = []
+    monkeypatch.setattr(study, "study", lambda own, common: started.append((own, common)) or [])
+    return started
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_prints_the_usage_and_starts_nothing(word, no_study, capsys):
+    assert study.main([word]) == 0
+    assert "python train/study.py seeds=0,1,2" in capsys.readouterr().out
+    assert study.main(["steps=2", word]) == 0
+    assert not no_study
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--hepl", "--hepl is no option; "),
+        ("paper", "paper is no option; "),
+        ("-m=1", "-m=1 is no option; "),
+        ("stpes=2", "there is no option stpes; did you mean steps?"),
+        ("attn=null", "attn=null is unknown"),
+        ("seeds=a", "seeds=a is not allowed; use whole numbers of at least 0 with commas between them"),
+        ("seeds=0,-1", "seeds=0,-1 is not allowed"),
+        ("seeds=", "seeds= is not allowed"),
+        ("drop_weights=yes", "drop_weights=yes is unknown; use true or false"),
+        ("drop_weights=", "drop_weights= is unknown"),
+    ],
+)
+def test_bad_words_are_refused_in_a_sentence(word, message, no_study, capsys):
+    assert study.main(["sweeps=paper", word]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not no_study
+
+
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("true", True), ("false", False), ("False", False)])
+def test_words_are_read_as_what_they_mean(text, value, no_study):
+    assert study.main([f"drop_weights={text}", "seeds=2,0", "steps=5", "sweeps=paper,dose"]) == 0
+    ((own, common),) = no_study
+    assert own == {"seeds": [2, 0], "sweeps": ["paper", "dose"], "runs_dir": "runs", "drop_weights": value}
+    assert common == ["steps=5"]
+
+
+def test_other_initialisation_is_the_next_seed_as_the_figures_expect():
+    (entry,) = [entry for entry in study.entries("controls", 3) if entry["label"] == "init"]
+    assert int(entry["run"]["seed"]) == int(entry["against"]["seed"]) + 1 == 4
+
+
+@pytest.fixture
 def in_process(monkeypatch):
     """Let the study train in this process, one run after the other; runs that contain `fail` fail."""
     from train.run import train
@@ -74,7 +126,36 @@ def test_pairs_are_reduced_to_tables_and_weights_dropped_on_request(in_process, 
     runs = [path.parent for path in tmp_path.glob("*/manifest.json")]
     assert len(runs) == 2
     assert all(json.loads((run / "manifest.json").read_text())["state"] == "finished" for run in runs)
-    assert not list(tmp_path.glob("*/weights/*"))
+    kept = {path.parent.parent.name[:18] for path in tmp_path.glob("*/weights/*")}
+    assert kept == {"baseline-fp32-dit-"}  # its partner in bf16 is still to come
     before = table.stat().st_mtime_ns
-    study.main(["seeds=0", "sweeps=paper", *words])
+    in_process.fail = None
+    study.main(["seeds=0", "sweeps=paper", "drop_weights=true", *words])
     assert table.stat().st_mtime_ns == before
+    assert len(list(tmp_path.glob("pairs/precision/*.parquet"))) == 1
+    assert not list(tmp_path.glob("*/weights/*"))
+
+
+def test_weights_that_a_later_seed_compares_with_are_kept_until_then(in_process, tmp_path, monkeypatch):
+    """The other initialisation of seed 0 is seed 1's own run, in whichever order the seeds are given."""
+
+    def entries(_, seed):
+        run = {"precision": "fp32", "seed": str(seed + 1)}
+        return [{"label": "init", "run": run, "against": {"seed": str(seed)}}]
+
+    monkeypatch.setattr(study, "entries", entries)
+    words = [*TINY, "logger.mode=disabled", "steps=1", "snapshots.every=1", f"runs_dir={tmp_path}"]
+    assert study.main(["seeds=1,0", "sweeps=paper", "drop_weights=true", *words]) == 0
+    assert len(list(tmp_path.glob("pairs/init/*.parquet"))) == 2
+    kept = {path.parent.parent.name.split("-")[3] for path in tmp_path.glob("*/weights/*")}
+    assert kept == {"s2"}  # that of the seed that a later study would begin with
+
+
+def test_a_pair_without_weights_is_a_failure_in_a_sentence(in_process, tmp_path, capsys):
+    words = [*TINY, "logger.mode=disabled", "steps=1", "snapshots.every=1", f"runs_dir={tmp_path}", "sweeps=paper"]
+    assert study.main([*words, "drop_weights=true"]) == 0
+    shutil.rmtree(tmp_path / "pairs")
+    capsys.readouterr()
+    assert study.main(words) == 1
+    error = capsys.readouterr().err
+    assert error.count("failed: ") == error.count("no such file or folder") == error.count("\n") == 3

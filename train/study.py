@@ -3,8 +3,11 @@
     python train/study.py seeds=0,1,2 sweeps=paper,controls steps=600 model.size=tiny
 
 The sweeps stand in conf/study; `seeds`, `sweeps`, `runs_dir` and `drop_weights` are this program's own options, every
-other word goes to each run. After each seed there is a complete set of pairs. Finished runs are skipped, so the same
-command goes on where it was stopped. The tables lie in <runs_dir>/pairs/<label>/<run>--<partner>.parquet.
+other word is an option of train/run.py and goes to each run. After each seed there is a complete set of pairs. Finished
+runs are skipped, so the same command goes on where it was stopped. The tables lie in
+<runs_dir>/pairs/<label>/<run>--<partner>.parquet. drop_weights=true removes the weights of a seed's runs once all their
+pairs are tables; those of the next seed, with which a seed may be compared, wait for their own turn.
+Exit codes: 0 done, 1 a run or pair failed, 2 a word that is not understood.
 """
 
 from __future__ import annotations
@@ -24,10 +27,36 @@ from hydra import compose, initialize_config_dir
 
 from train import Refusal
 from train.folder import read_manifest
-from train.settings import CONF, choices_of, run_name
+from train.settings import CONF, check_overrides, choices_of, run_name
 from train.system import PROJECT
 
 OWN = {"seeds": "0", "sweeps": "paper,controls,dose,fp16", "runs_dir": "runs", "drop_weights": "false"}
+
+
+def read_words(words: list[str]) -> tuple[dict, list[str]]:
+    """This program's own options by name, with their meaning as values, and the words that go to each run.
+
+    Raises
+    ------
+    Refusal
+        If a word is no option=value, the option does not exist, or one of this program's own has no such value.
+    """
+    for word in words:
+        if "=" not in word or word.startswith("-"):
+            raise Refusal(f"{word} is no option; use option=value, or --help for the usage")
+    options = dict(word.split("=", 1) for word in words)
+    own = OWN | {key: value for key, value in options.items() if key in OWN}
+    common = [f"{key}={value}" for key, value in options.items() if key not in OWN]
+    check_overrides(common)
+    seeds, drop = own["seeds"].split(","), own["drop_weights"].lower()
+    if not all(seed.isascii() and seed.isdecimal() for seed in seeds):
+        raise Refusal(f"seeds={own['seeds']} is not allowed; use whole numbers of at least 0 with commas between them")
+    if drop not in ("true", "false"):
+        raise Refusal(f"drop_weights={own['drop_weights']} is unknown; use true or false")
+    sweeps = own["sweeps"].split(",")
+    for sweep in sweeps:
+        entries(sweep, 0)
+    return own | {"seeds": [int(seed) for seed in seeds], "sweeps": sweeps, "drop_weights": drop == "true"}, common
 
 
 def entries(sweep: str, seed: int) -> list[dict]:
@@ -41,7 +70,7 @@ def entries(sweep: str, seed: int) -> list[dict]:
     if sweep not in choices_of("study"):
         raise Refusal(f"sweeps={sweep} is unknown; use {', '.join(choices_of('study'))}")
     text = (CONF / "study" / f"{sweep}.yaml").read_text().replace("{seed}", str(seed))
-    rows = yaml.safe_load(text.replace("{other}", str(seed + 1000)))
+    rows = yaml.safe_load(text.replace("{other}", str(seed + 1)))
 
     def options(words: str) -> dict[str, str]:
         return dict(word.split("=", 1) for word in words.split())
@@ -74,56 +103,64 @@ def train_all(run: dict[str, str], common: list[str]) -> bool:
     return subprocess.run(command, cwd=PROJECT).returncode == 0
 
 
-def reduce_pair(run: Path, other: Path, table: Path) -> bool:
-    """Write the distances of two finished runs at every common step as a table; False if one is not finished."""
-    from fa_study.experiments.weights import weight_trajectory
+def reduce_pair(run: Path, other: Path, table: Path) -> str:
+    """Write the distances of two finished runs at every common step as a table; returns what forbids it, or ""."""
+    from fa_study.experiments.weights import weight_trajectory  # seconds that a refusal should not cost
 
     if table.exists():
-        return True
+        return ""
     if any((read_manifest(folder) or {}).get("state") != "finished" for folder in (run, other)):
-        return False
+        return "one of its runs is not finished"
+    try:
+        distances = weight_trajectory(run, other)
+    except ValueError as error:  # no common step, or weights that were dropped
+        return str(error)
     table.parent.mkdir(parents=True, exist_ok=True)
     temporary = table.with_suffix(".tmp")
-    weight_trajectory(run, other).to_parquet(temporary)
+    distances.to_parquet(temporary)
     temporary.replace(table)
-    return True
+    return ""
 
 
-def study(own: dict[str, str], common: list[str]) -> list[str]:
+def study(own: dict, common: list[str]) -> list[str]:
     """Run the sweeps seed by seed; returns a sentence per sweep or pair that failed."""
     runs_dir, failures = (PROJECT / own["runs_dir"]).resolve(), []
-    for seed in map(int, own["seeds"].split(",")):
+    here = [*common, f"runs_dir={runs_dir}"]
+    pending: set[Path] = set()  # folders of pairs without a table
+    for seed in sorted(own["seeds"]):  # in order: the weights of a seed's runs serve the seed before it as well
         reduced: set[Path] = set()
-        here = [*common, f"runs_dir={runs_dir}"]
-        for sweep in own["sweeps"].split(","):
+        for sweep in own["sweeps"]:
             for entry in entries(sweep, seed):
                 run = {"seed": str(seed), **entry["run"]}
                 for product in (partner(run, entry["against"]), run):
                     if not train_all(product, here):
                         failures.append(f"{sweep} {entry['label']} seed {seed}: a run failed, see the lines above")
                 for single in expand(run):
-                    pair = [folder_of(each, here, runs_dir) for each in (single, partner(single, entry["against"]))]
+                    both = (single, partner(single, entry["against"]))
+                    pair = [folder_of(each, here, runs_dir) for each in both]
                     table = runs_dir / "pairs" / entry["label"] / f"{pair[0].name}--{pair[1].name}.parquet"
-                    if reduce_pair(*pair, table):
-                        reduced.update(pair)
+                    problem = reduce_pair(*pair, table)
+                    if problem:
+                        failures.append(f"{table.name}: {problem}")
+                        pending.update(pair)
                     else:
-                        failures.append(f"{table.name}: one of its runs is not finished")
-        if own["drop_weights"] == "true":
-            for folder in reduced:
+                        reduced.update(folder for each, folder in zip(both, pair) if each["seed"] == str(seed))
+        if own["drop_weights"]:
+            for folder in reduced - pending:
                 shutil.rmtree(folder / "weights", ignore_errors=True)
     return failures
 
 
 def main(words: list[str]) -> int:
-    options = dict(word.split("=", 1) for word in words if "=" in word)
-    own = OWN | {key: value for key, value in options.items() if key in OWN}
+    if {"-h", "--help"} & set(words):
+        print(__doc__.strip())
+        return 0
     try:
-        for sweep in own["sweeps"].split(","):
-            entries(sweep, 0)
+        own, common = read_words(words)
     except Refusal as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
-    failures = study(own, [f"{key}={value}" for key, value in options.items() if key not in OWN])
+    failures = study(own, common)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return int(bool(failures))
