@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from fa_study.distance import METRICS, weight_distances
+from fa_study.distance import METRICS
 from fa_study.metrics import COUNT_METRICS
 from fa_study.names import ZERO_GRADIENT
-from fa_study.trajectories import load_pair, paired_sources
+from fa_study.trajectories import pair_distances, paired_sources
 
 _SHOWN = ("numel", "max_difference", "mean_difference", "wasserstein", "wasserstein_floor", "relative_l2", "max_ulp")
 _HEADS = {
@@ -79,21 +79,13 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, write; returns the exit code."""
     _check_before(args)
     pairs, notes = paired_sources(args.sources, args.step)
-    frames = []
-    for step, pair in pairs.items():
-        a, b = load_pair(pair)
+
+    def progress(step: int | None, results: Iterable, total: int) -> Iterable:
         label = "comparing" if step is None else f"step {step}"
+        return tqdm(results, total=total, desc=label, unit="tensor", leave=False)
 
-        def progress(results: Iterable, total: int, label: str = label) -> Iterable:
-            return tqdm(results, total=total, desc=label, unit="tensor", leave=False)
-
-        frame = weight_distances(
-            a, b, strict=args.strict, n_jobs=args.workers, zero_gradient=args.zero_gradient, progress=progress
-        )
-        if step is not None:
-            frame.insert(0, "step", step)
-        frames.append(frame)
-    frame = pd.concat(frames, ignore_index=True)
+    options = {"n_jobs": args.workers, "zero_gradient": args.zero_gradient}
+    frame = pair_distances(pairs, progress=progress, strict=args.strict, **options)
     console = Console()
     if not console.is_terminal:
         console.width = 160  # a file or a pipe has no width: nothing is to be folded
@@ -105,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         from fa_study.context import context_distances, context_sentences  # brings altair
 
         runs = (*args.sources, args.twins, args.low_precision)
-        context = context_distances(*runs, step=args.step, zero_gradient=args.zero_gradient)
+        context = context_distances(*runs, step=args.step, compared=frame, **options)
         for sentence in context_sentences(context):
             console.print(sentence, markup=False, highlight=False)
     _write(frame, args, context)

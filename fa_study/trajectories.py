@@ -1,13 +1,17 @@
-"""Which checkpoints of two series belong together: one pair, or one pair per common step."""
+"""Which checkpoints of two series belong together, one pair or one per common step, and their distances."""
 
 from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
-from fa_study.snapshots import Weights, load_weights, snapshot_steps
+import pandas as pd
+
+from fa_study.distance import weight_distances
+from fa_study.snapshots import load_weights, snapshot_steps
 
 
 def paired_sources(sources: list[str], step: int | None = None) -> tuple[dict[int | None, tuple], list[str]]:
@@ -79,6 +83,33 @@ def _common(a: Mapping, b: Mapping, sources: list[str]) -> tuple[dict, list[str]
     return {n: (a[n], b[n]) for n in common}, notes
 
 
-def load_pair(pair: tuple) -> tuple[Weights, Weights]:
-    """Open both sides of a pair."""
-    return load_weights(*pair[0]), load_weights(*pair[1])
+def pair_distances(
+    pairs: Mapping[int | None, tuple],
+    *,
+    progress: Callable[[int | None, Iterable, int], Iterable] | None = None,
+    **options,
+) -> pd.DataFrame:
+    """`weight_distances` of every pair, one below the other.
+
+    Parameters
+    ----------
+    pairs
+        {step: (arguments of load_weights for A, for B)}, as from `paired_sources`.
+    progress
+        Called with the step, an iterable of finished tensors and their number.
+    options
+        Further arguments of `weight_distances`.
+
+    Returns
+    -------
+    DataFrame
+        As `weight_distances` gives it, with the column `step` in front unless the step is None.
+    """
+    frames = []
+    for step, (a, b) in pairs.items():
+        shown = partial(progress, step) if progress else None
+        frame = weight_distances(load_weights(*a), load_weights(*b), progress=shown, **options)
+        if step is not None:
+            frame.insert(0, "step", step)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)

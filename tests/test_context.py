@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from checkpoints import save_run
 from safetensors.torch import load_file, save_file
 
 from fa_study.__main__ import main
 from fa_study.context import METRICS, context_chart, context_distances, context_sentences
+from fa_study.snapshots import load_weights
 from fa_study.twin import one_ulp
 
 
@@ -92,3 +94,74 @@ def test_commands(runs, tmp_path, capsys):
     assert main(["compare", a, b, "--twins", *twins, "--chart", str(chart)]) == 0
     assert "times the farthest of 2 twins of A" in capsys.readouterr().out
     assert "A against a twin" in chart.read_text()
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes checkpoints without a step in their names."""
+
+    def write(name, weights):
+        save_file(weights, tmp_path / f"{name}.safetensors")
+        return str(tmp_path / f"{name}.safetensors")
+
+    return write
+
+
+@pytest.mark.parametrize("option", ["--twins", "--low-precision"])
+@pytest.mark.parametrize("moved", [0.0, 1.0])
+def test_a_distance_of_zero_is_no_scale(files, option, moved, tmp_path, capsys):
+    a, b = files("a", {"w": torch.ones(4)}), files("b", {"w": torch.ones(4) + moved})
+    assert main(["compare", a, b, option, a, "--chart", str(tmp_path / "c.html")]) == 0
+    out = capsys.readouterr().out
+    assert f"Max Difference: {moved:.3g}" in out and out.count("no scale to read it by.") == 2
+
+
+def test_no_step_in_the_words_where_there_is_none(files, tmp_path):
+    a, b, twin = (files(name, {"w": torch.full((4,), x)}) for name, x in (("a", 1.0), ("b", 2.0), ("twin", 1.5)))
+    frame = context_distances(a, b, [twin])
+    assert frame.step.isna().all()
+    chart = context_chart(frame).to_dict()
+    words = [*context_sentences(frame), chart["usermeta"]["alt"]]
+    assert len(words) == 3 and not any("step" in text for text in words)
+    for panel in chart["hconcat"]:
+        assert panel["encoding"]["x"]["axis"] is None
+        assert [told["field"] for told in panel["encoding"]["tooltip"]][:2] == ["kind", "run"]
+        assert len(panel["encoding"]["tooltip"]) == 3
+    runs = [
+        str(save_run(tmp_path / n, {s: {"w": torch.full((4,), s * k)} for s in (0, 7)}))
+        for n, k in zip("xy", (1.0, 2.0))
+    ]
+    assert "at step 7" in context_sentences(context_distances(*runs, [runs[1]], step=7))[0]
+    with pytest.raises(ValueError, match="the other has none"):
+        context_distances(runs[0], b, [runs[1]])
+
+
+def test_other_tensors_than_those_of_the_pair_are_named(files):
+    a = files("a", {"w": torch.ones(4), "x": torch.ones(2), "y": torch.ones(3)})
+    b = files("b", {"w": torch.ones(4) * 2, "x": torch.ones(2) * 2, "y": torch.ones(5)})
+    twin = files("twin", {"w": torch.ones(4), "x": torch.ones(7), "y": torch.ones(3)})
+    with pytest.warns(UserWarning) as warned:
+        context_distances(a, b, [twin])
+    texts = [str(w.message) for w in warned]
+    assert len(texts) == 2 and "without x, unlike B" in texts[0] and "also with y, unlike B" in texts[1]
+
+
+def test_nothing_to_pool_is_said(files):
+    a, b = files("a", {"to_k.bias": torch.ones(2)}), files("b", {"to_k.bias": torch.ones(2)})
+    with pytest.raises(ValueError, match="nothing to pool"):
+        context_distances(a, b, [a])
+
+
+def test_each_pair_is_compared_once(files, monkeypatch):
+    opened = []
+    monkeypatch.setattr("fa_study.trajectories.load_weights", lambda *s: opened.append(s[0]) or load_weights(*s))
+    a, b, twin = (files(name, {"w": torch.full((4,), x)}) for name, x in (("a", 1.0), ("b", 2.0), ("twin", 1.5)))
+    assert main(["compare", a, b, "--twins", twin]) == 0
+    assert opened == [a, b, a, twin]
+
+
+def test_an_unknown_distance_is_within_nothing(files):
+    a, b, twin = (files(n, {"w": torch.full((4,), x)}) for n, x in (("a", 1.0), ("b", 2.0), ("twin", torch.nan)))
+    for one, other in ((b, twin), (twin, b)):
+        for sentence in context_sentences(context_distances(a, one, [other])):
+            assert "not to be read by 1 twin of A" in sentence and "would have given" not in sentence

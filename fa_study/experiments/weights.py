@@ -11,8 +11,8 @@ import pandas as pd
 import yaml
 from scipy.stats import kendalltau
 
-from fa_study.distance import weight_distances
-from fa_study.snapshots import load_weights, snapshot_steps
+from fa_study.snapshots import snapshot_steps
+from fa_study.trajectories import pair_distances
 
 METRICS = ["max_difference", "wasserstein", "wasserstein_floor", "mean_difference", "relative_l2"]
 # What the weights of a run depend on, as dotted names in its config.yaml, and the value that an absent one stands for.
@@ -115,12 +115,7 @@ def weight_trajectory(run_a: Path, run_b: Path) -> pd.DataFrame:
     steps = sorted(set(snapshot_steps(run_a)) & set(snapshot_steps(run_b)))
     if not steps:
         raise ValueError(f"{run_a} and {run_b} hold no snapshot of the same step")
-    frames = []
-    for step in steps:
-        frame = weight_distances(load_weights(run_a, step), load_weights(run_b, step), n_jobs=1)
-        frame.insert(0, "step", step)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
+    return pair_distances({step: ((run_a, step), (run_b, step)) for step in steps}, n_jobs=1)
 
 
 def weight_differences(folder: Path) -> pd.DataFrame:
