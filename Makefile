@@ -9,8 +9,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 help:
 	@echo "Targets (times on 2 cores)"
-	@echo "  make test       all tests that need neither GPU nor hours    5 min"
-	@echo "  make book       train the demonstration, build the book      8 min first, under 1 min after; 2.3 GB with .venv"
+	@echo "  make test       all tests that need neither GPU nor hours    3 min, and set-up"
+	@echo "  make book       train the demonstration, build the book      6 min first, 15 s after; 0.1 GB"
 	@echo "  make demo       only the four demonstration runs             4 min, 0.1 GB under runs/"
 	@echo "  make test-slow  the exhaustive tests                         1 h or more"
 	@echo "  make tables     the stored tables of the notebooks, again    60 min at most; resumes"
@@ -20,7 +20,7 @@ help:
 	@echo "  make lint       ruff, spelling, types                        10 s"
 	@echo "  make test-book  the built book in Chrome or Chromium         5 min after make book"
 	@echo "  make pdf        the book as one PDF, printed by the browser  1 min after make demo"
-	@echo "  make venv       only the set-up, into .venv                  2 min, 2.2 GB"
+	@echo "  make venv       only the set-up, into .venv                  2 min, 2.4 GB"
 	@echo "  make clean      remove the built book (runs and .venv stay)"
 
 venv: $(STAMP)
