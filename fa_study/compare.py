@@ -167,7 +167,7 @@ def _cell(value: object) -> str:
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in value).replace("[", r"\[")
     if pd.isna(value):
         return "-"
-    return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 and value else f"{value:.4g}"
+    return f"{int(value):,}" if 0 < abs(value) < 1e15 and value == int(value) else f"{value:.4g}"
 
 
 def _write(frame: pd.DataFrame, args: argparse.Namespace, context: pd.DataFrame | None) -> None:

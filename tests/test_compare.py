@@ -375,3 +375,11 @@ def test_a_sharded_checkpoint_of_many_tensors(tmp_path):
     frame = weight_distances(load_weights(index), load_weights(other))
     assert list(rows(frame, "model").max_difference) == [1, 1, 1]
     assert len(rows(frame, "tensor")) == 200
+
+
+def test_a_tensor_that_was_all_zero_is_shown(tmp_path, capsys):
+    """Its relative L2 distance is infinite: biases that training has moved away from zero."""
+    save_file({"w": torch.ones(4), "bias": torch.zeros(4)}, tmp_path / "a.safetensors")
+    save_file({"w": torch.ones(4), "bias": torch.ones(4)}, tmp_path / "b.safetensors")
+    assert main(["compare", str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]) == 0
+    assert "inf" in capsys.readouterr().out
