@@ -66,7 +66,7 @@ def ratio_table(uniform, kernel):
             "ratio": r,
         }
         for family, values in (("uniform", uniform), ("kernel", kernel))
-        for N, r in zip((256, 1024), values)
+        for N, r in zip((256, 1024, 4096, 16384), values)
         for s in range(3)
     ]
     return pd.DataFrame(rows)
@@ -76,8 +76,15 @@ def test_c2():
     tables = (ratio_table((6, 12), (5, 20)), ratio_table((2, 12), (0.3, 0.5)), ratio_table((2, 3), (0.3, 40)))
     found = [verdicts.ten_times_verdict(table) for table in tables]
     assert [v.holds for v in found] == list(ANSWERS)
-    assert "1 of 4 settings" in found[1].text and "N from 1,024" in found[1].text and "0.3 to 0.5" in found[1].text
+    assert (
+        "1 of 4 settings" in found[1].text
+        and "1 of the 1 settings with N / Bc = 64" in found[1].text
+        and "0.3 to 0.5" in found[1].text
+    )
     assert "more in 1" in found[2].text
+    # Of settings with as many tiles as those that have it, some have it and some do not.
+    table = ratio_table((6, 12, 3, 7), (1, 1, 1, 1))
+    assert "normal N(0, 1), 3 of the 4 settings with N / Bc from 16 to 1024" in verdicts.ten_times_verdict(table).text
 
 
 def length_table(exponents, output_exponent=0.0):

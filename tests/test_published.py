@@ -5,6 +5,7 @@ One cell of each stored table is computed again, chosen by a seed that is printe
 
 import os
 import random
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -170,7 +171,7 @@ STORED = {
     verdicts.rescaling_verdict: "holds",
     verdicts.bias_verdict: "holds",
     verdicts.stalled_verdict: "holds",
-    verdicts.sinks_verdict: "holds",
+    verdicts.sinks_verdict: "holds only where",
     verdicts.products_verdict: "holds only where",
 }
 
@@ -200,6 +201,23 @@ def _worse(verdict, frame):
 def test_a_verdict_can_be_no(verdict):
     frame = _worse(verdict, tables.read_table(TABLE_OF[verdict]))
     assert verdict(frame).holds == "does not hold"
+
+
+def test_a_factor_that_only_passes_through_the_published_range_does_not_confirm_it():
+    frame = pd.DataFrame(
+        [
+            {"sink_values": v, "delta": d, "seed": s, "order": o, "scale": c, "mse": 1.0 if better else factor}
+            for v, (d, factor), s, o, c in product(
+                ("ordinary", "zero"), zip(range(4, 9), (4, 20, 60, 90, 5)), range(2), sinks.ORDERS, sinks.SCALES
+            )
+            for better in [o == "reverse" or c == 256]
+        ]
+    )
+    assert verdicts.sinks_verdict(frame).holds == "does not hold"
+    assert verdicts.sinks_verdict(frame.assign(mse=frame["mse"].clip(upper=5))).holds == "holds"
+    # Without a common floor the factors alone do not make it hold.
+    apart = frame.assign(mse=frame["mse"].clip(upper=5) / (1 + (frame["order"] == "reverse")))
+    assert verdicts.sinks_verdict(apart).holds == "does not hold"
 
 
 def _charts():

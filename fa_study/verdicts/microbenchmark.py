@@ -14,6 +14,7 @@ from fa_study.verdicts.verdict import Holds, Verdict
 
 PAPER_FORMATS = ("bf16", "fp16", "fp32", "fp64")
 _SETTING = ["distribution", "family"]
+_FAMILIES = {"uniform": "with every intermediate in BF16", "kernel": "with the rounding of real kernels"}
 
 
 def answer(part: int, whole: int, *, nearly: float = 0.95) -> Holds:
@@ -23,6 +24,11 @@ def answer(part: int, whole: int, *, nearly: float = 0.95) -> Holds:
     return (
         "holds" if part >= nearly * whole else "does not hold" if part <= (1 - nearly) * whole else "holds only where"
     )
+
+
+def weaker(*parts: Holds) -> Holds:
+    """The answer to a claim of several parts: it holds as far as the weakest of them."""
+    return min(parts, key=get_args(Holds)[::-1].index)
 
 
 def format_verdict(frame: pd.DataFrame) -> Verdict:
@@ -59,10 +65,7 @@ def ten_times_verdict(ratios: pd.DataFrame, *, low: float = 5.0, high: float = 2
     ten = medians["ratio"].between(low, high)
     above = medians["ratio"] > high
     parts = []
-    for family, words in (
-        ("uniform", "with every intermediate in BF16"),
-        ("kernel", "with the rounding of real kernels"),
-    ):
+    for family, words in _FAMILIES.items():
         part = medians[medians["family"] == family]
         if len(part):
             parts.append(f"{words} it runs from {part['ratio'].min():.2g} to {part['ratio'].max():.2g}")
@@ -73,12 +76,18 @@ def ten_times_verdict(ratios: pd.DataFrame, *, low: float = 5.0, high: float = 2
         + "; ".join(parts)
         + "."
     )
-    if ten.any():
-        where = medians[ten]
-        inputs = ", ".join(sorted(LABELS[d] for d in set(where["distribution"])))
+    medians["T"] = medians["N"] // medians["Bc"]
+    where = {}
+    for (family, distribution), part in medians.groupby(["family", "distribution"]):
+        tiles = part.loc[part["ratio"].between(low, high), "T"]
+        if len(tiles):
+            alike = part["T"].between(tiles.min(), tiles.max()).sum()
+            span = f"from {tiles.min()} to {tiles.max()}" if tiles.min() < tiles.max() else f"= {tiles.min()}"
+            words = f"{LABELS[distribution]}, {len(tiles)} of the {alike} settings with N / Bc {span}"
+            where.setdefault(family, []).append((-len(tiles), words))
+    for family, found in where.items():
         text += (
-            f" The region of ten: {inputs}; N from {where['N'].min():,}, Bc up to {where['Bc'].max()}, "
-            f"N / Bc from {(where['N'] / where['Bc']).min():.0f}."
+            f" Where it is {low:g} to {high:g}, {_FAMILIES[family]}: " + "; ".join(w for _, w in sorted(found)) + "."
         )
     return Verdict("C2", answer(ten.sum(), len(medians)), text)
 
@@ -196,6 +205,6 @@ def block_size_verdict(frame: pd.DataFrame, shares: pd.DataFrame) -> Verdict:
         f"format from tile to tile has {left.min():.0%} to {left.max():.0%} of what Flash adds to Baseline's squared "
         "error."
     )
-    # The claim is an observation and a reason: it holds as far as the weaker of the two.
+    # The claim is an observation and a reason.
     parts = (answer(smaller.sum(), len(slopes)), answer(because.sum(), len(left)))
-    return Verdict("C6", min(parts, key=get_args(Holds)[::-1].index), text)
+    return Verdict("C6", weaker(*parts), text)
