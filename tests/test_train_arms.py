@@ -178,6 +178,21 @@ def test_operators_of_tiled_and_sdpa_are_recorded():
             assert "aten::_scaled_dot_product_attention_math" in row["forward"]
 
 
+def test_a_fork_is_the_run_itself_up_to_its_step(tmp_path):
+    """Equal bits up to the snapshot of twin_step, other bits from the next step on; the nudge itself is tiny."""
+    run = train_here(tmp_path, "steps=4", "snapshots.every=1")
+    fork = train_here(tmp_path, "steps=4", "snapshots.every=1", "twin=1", "twin_step=2")
+    for step in range(5):
+        ours, theirs = (load_file(folder / "weights" / f"step-{step:06d}.safetensors") for folder in (run, fork))
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours) == (step <= 2)
+    nudged = train_here(tmp_path, "steps=4", "snapshots.every=1", "twin=1")
+    start, moved = (load_file(folder / "weights" / "step-000000.safetensors") for folder in (run, nudged))
+    assert max(float((moved[name] / start[name] - 1).abs().nan_to_num(0).max()) for name in start) < 1e-6
+    for words, message in ((["twin_step=2"], "without a twin"), (["twin=1", "twin_step=4"], "lies behind the end")):
+        with pytest.raises(Refusal, match=message):
+            train_here(tmp_path, "steps=4", *words)
+
+
 @pytest.mark.parametrize("experiment", ["ulp", "init", "order", "repeat", "batch_split"])
 def test_a_control_differs_in_exactly_one_thing(experiment, flash_run, tmp_path):
     like = ("attn=flash", "precision=bf16", "steps=2", "snapshots.every=2")

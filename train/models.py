@@ -6,6 +6,8 @@ at a time and CUDA kernels 64 to 128, and with a single tile nothing is ever res
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -88,8 +90,7 @@ def build_denoiser(name: str, size: str, pixels: int) -> nn.Module:
 def build_models(settings, tokenizer) -> tuple[nn.Module, nn.Module]:
     """(text encoder, denoiser) with initial weights that depend on `settings.seed` alone, or on `settings.twin` too.
 
-    A twin k >= 1 starts from all weights times 1 + 1e-7 N(0, 1), drawn with seed k: most of them move by one unit in
-    the last place of FP32 or not at all.
+    A twin k >= 1 starts from nudged weights (`nudge`, seed k), unless twin_step says that it forks later.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -97,8 +98,16 @@ def build_models(settings, tokenizer) -> tuple[nn.Module, nn.Module]:
             settings.model.size, tokenizer.vocabulary, tokenizer.length, tokenizer.bos, tokenizer.eos, tokenizer.pad
         )
         denoiser = build_denoiser(settings.model.name, settings.model.size, settings.data.pixels)
-        if settings.twin:
-            torch.manual_seed(settings.twin)
-            for parameter in (*text_encoder.parameters(), *denoiser.parameters()):
-                parameter.data *= 1 + TWIN_SIZE * torch.randn_like(parameter)
+    if settings.twin and not settings.twin_step:
+        nudge([*text_encoder.parameters(), *denoiser.parameters()], settings.twin)
     return text_encoder, denoiser
+
+
+@torch.no_grad()
+def nudge(parameters: Iterable[nn.Parameter], seed: int) -> None:
+    """Multiply weights by 1 + 1e-7 N(0, 1), in place: most move by one unit in the last place of FP32 or not at all."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for parameter in parameters:
+            noise = torch.randn(parameter.shape, dtype=parameter.dtype)
+            parameter *= 1 + TWIN_SIZE * noise.to(parameter.device)

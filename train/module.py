@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from train.arms import Tiled, attention_function
 from train.attention import set_attention
 from train.data import TIMESTEPS, Batch, CaptionedPictures
-from train.models import build_models
+from train.models import build_models, nudge
 
 
 class TextToImage(pl.LightningModule):
@@ -70,6 +70,8 @@ class TextToImage(pl.LightningModule):
         # Keyed by the number of steps done, not by what the loader yields: Lightning replays batches on resuming.
         step = self.trainer.global_step
         self.start_step(step)
+        if self.settings.twin and step == self.settings.twin_step > 0:
+            nudge(self.parameters(), self.settings.twin)
         batch = self.batch(step)
         parts = [Batch(*part) for part in zip(*(tensor.chunk(self.settings.batch_split) for tensor in batch))]
         loss = sum(self.loss(part) * (len(part.indices) / len(batch.indices)) for part in parts)

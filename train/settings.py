@@ -34,7 +34,7 @@ CHOICES = {
 }
 POSITIVE = ("steps", "batch_size", "batch_split", "threads", "snapshots.every", "log_every", "sampling.steps")
 POSITIVE_OF_SOME_ARMS = ("attn.tile_rows", "attn.tile_keys")
-NATURAL = ("seed", "data_seed", "twin", "repeat", "sampling.count", "probe.deviation_every")
+NATURAL = ("seed", "data_seed", "twin", "twin_step", "repeat", "sampling.count", "probe.deviation_every")
 # Settings that say where a run goes or what is reported on the way, and change nothing that it computes.
 ELSEWHERE = ("runs_dir", "finished", "continue_from", "logger.mode", "logger.project")
 
@@ -111,6 +111,10 @@ def check_settings(settings: DictConfig) -> None:
             raise Refusal(f"{key}={value} is not allowed; use a finite number of at least 0")
     if not _is_finite(values["sampling.guidance"]):
         raise Refusal(f"sampling.guidance={values['sampling.guidance']} is no finite number; use one such as 3.0")
+    if settings.twin_step and not settings.twin:
+        raise Refusal(f"twin_step={settings.twin_step} without a twin changes nothing; add twin=1")
+    if settings.twin_step >= settings.steps:
+        raise Refusal(f"twin_step={settings.twin_step} lies behind the end; use less than steps={settings.steps}")
     if settings.data.name == "folder" and not settings.data.path:
         raise Refusal("data=folder needs a folder; give data.path=/path/to/pictures")
     dropout = values["data.caption_dropout"]
