@@ -97,29 +97,34 @@ def row_share(theirs: Tensor, golden: Tensor) -> float:
     return float(((factor - 1) * golden).square().sum() / error) if error > 0 else math.nan
 
 
-def judge(case: Case, tensor: str, theirs: Tensor, golden: Tensor, standard: Tensor) -> dict[str, object]:
-    """A row of the accuracy table: errors, their ratio to standard attention's, verdict.
+def against_golden(
+    theirs: Tensor, golden: Tensor, standard: Tensor, factor: float, floor: float
+) -> dict[str, float | str]:
+    """Largest errors of two results against float64, their ratio, and the verdict by the authors' rule.
 
-    The verdict is "pass", "fail", or "as eager" where standard attention is not finite either.
+    The verdict is "pass" where theirs <= factor * standard + floor * max |golden|, else "fail", or "as eager" where the
+    standard is not finite either.
     """
-    error, standard_error = (theirs.double() - golden).abs(), (standard.double() - golden).abs()
-    largest, standard_largest = float(error.max()), float(standard_error.max())
-    factor = OUTPUT_FACTOR if tensor == "out" else GRADIENT_FACTOR
-    limit = factor * standard_largest + FLOOR[case.dtype] * float(golden.abs().max())
+    largest, standard_largest = (float((x.double() - golden).abs().max()) for x in (theirs, standard))
+    limit = factor * standard_largest + floor * float(golden.abs().max())
     if math.isfinite(largest):
         verdict = "pass" if not math.isfinite(standard_largest) or largest <= limit else "fail"
     else:
         verdict = "fail" if math.isfinite(standard_largest) else "as eager"
+    ratio = largest / standard_largest if standard_largest > 0 else math.nan
+    return {"max_error": largest, "eager_max_error": standard_largest, "ratio": ratio, "verdict": verdict}
+
+
+def judge(case: Case, tensor: str, theirs: Tensor, golden: Tensor, standard: Tensor) -> dict[str, object]:
+    """A row of the accuracy table: errors, their ratio to standard attention's, verdict."""
+    factor = OUTPUT_FACTOR if tensor == "out" else GRADIENT_FACTOR
     return {
         "case": str(case),
         "dtype": case.dtype,
         "tensor": tensor,
-        "max_error": largest,
-        "rms_error": float(error.square().mean().sqrt()),
-        "eager_max_error": standard_largest,
-        "ratio": largest / standard_largest if standard_largest > 0 else math.nan,
+        **against_golden(theirs, golden, standard, factor, FLOOR[case.dtype]),
+        "rms_error": float((theirs.double() - golden).square().mean().sqrt()),
         "row_share": row_share(theirs, golden) if tensor == "out" else math.nan,
-        "verdict": verdict,
     }
 
 

@@ -71,6 +71,28 @@ def policy_chart(report: AuditReport) -> alt.Chart | None:
 def to_html(report: AuditReport) -> str:
     """The whole report as one page with every script inside."""
     charts = {"errors": error_chart(report), "policies": policy_chart(report)}
+    policies = "".join(f"<li><b>{d}</b>: {html.escape(t)}</li>" for d, t in report.best_policies().items())
+    tried = pd.DataFrame([(t.what, t.setting, t.answer, t.detail) for t in report.tried])
+    facts = pd.DataFrame(list(report.facts.items()))
+    body = f"""<h2>Is the error expected?</h2><p>Largest error against float64, as a multiple of standard attention's in
+the same format. Expected: up to 2 for the output, up to 3 for gradients (the rule of FlashAttention's authors).</p>
+<div id="errors"></div>{table(accuracy_summary(report))}
+<h2>Which rounding explains it?</h2><p>R2 = 1 - |theirs - emulation|<sup>2</sup> / |theirs - golden|<sup>2</sup>,
+fitted on half of the cases and checked on the others.</p><ul>{policies}</ul><div id="policies"></div>
+<h2>How does it behave at the edges?</h2>{table(facts, ("question", "answer"))}
+<h2>What does it support?</h2>{table(tried, ("what", "setting", "works", "detail"))}
+<h2>Every case</h2>{table(report.accuracy)}"""
+    return offline_page(f"Audit of {report.name}", verdict_line(report), report, body, charts)
+
+
+def offline_page(title: str, verdict: str, report, body: str, charts: dict[str, alt.TopLevelMixin | None]) -> str:
+    """A report as HTML without any other file: verdict, findings, body, where it was made.
+
+    Parameters
+    ----------
+    report : what has `passed`, `findings`, `origin` and `seconds`.
+    body : HTML with a `<div id="NAME"></div>` where the chart NAME goes; charts that are None are left out.
+    """
     charts = {name: chart for name, chart in charts.items() if chart is not None}
     bundle = vl_convert.javascript_bundle(vl_version="6.4") if charts else ""
     draw = "".join(
@@ -82,21 +104,11 @@ def to_html(report: AuditReport) -> str:
         f"<li class={f.level}><b>{f.level}</b> <code>{html.escape(f.code)}</code> {html.escape(f.text)}</li>"
         for f in report.findings
     )
-    policies = "".join(f"<li><b>{d}</b>: {html.escape(t)}</li>" for d, t in report.best_policies().items())
-    tried = pd.DataFrame([(t.what, t.setting, t.answer, t.detail) for t in report.tried])
-    facts = pd.DataFrame(list(report.facts.items()))
-    title = html.escape(f"Audit of {report.name}")
+    title = html.escape(title)
     return f"""<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>
-<h1>{title}</h1><p class={tone}><b>{html.escape(verdict_line(report))}</b></p><ul>{findings}</ul>
-<h2>Is the error expected?</h2><p>Largest error against float64, as a multiple of standard attention's in the same
-format. Expected: up to 2 for the output, up to 3 for gradients (the rule of FlashAttention's authors).</p>
-<div id="errors"></div>{_table(accuracy_summary(report))}
-<h2>Which rounding explains it?</h2><p>R2 = 1 - |theirs - emulation|<sup>2</sup> / |theirs - golden|<sup>2</sup>,
-fitted on half of the cases and checked on the others.</p><ul>{policies}</ul><div id="policies"></div>
-<h2>How does it behave at the edges?</h2>{_table(facts, ("question", "answer"))}
-<h2>What does it support?</h2>{_table(tried, ("what", "setting", "works", "detail"))}
-<h2>Every case</h2>{_table(report.accuracy)}
+<h1>{title}</h1><p class={tone}><b>{html.escape(verdict)}</b></p><ul>{findings}</ul>
+{body}
 <p>{html.escape(", ".join(f"{k} {v}" for k, v in report.origin.items()))}; {report.seconds:.0f} s.</p>
 <script>{bundle};{draw}</script></body></html>
 """
@@ -107,7 +119,8 @@ def _script(text: str) -> str:
     return text.replace("</", "<\\/")
 
 
-def _table(frame: pd.DataFrame, columns: tuple[str, ...] = ()) -> str:
+def table(frame: pd.DataFrame, columns: tuple[str, ...] = ()) -> str:
+    """A frame as an HTML table; `columns` are other headings."""
     if frame.empty:
         return "<p>Nothing was measured.</p>"
     head = "".join(f"<th>{html.escape(str(c))}</th>" for c in columns or frame.columns)

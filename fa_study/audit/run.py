@@ -78,18 +78,19 @@ class AuditReport:
             "origin": self.origin,
             "seconds": self.seconds,
         }
-        return _plain(report)
+        return plain(report)
 
     def to_json(self) -> str:
         """`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """`value` with nothing in it that JSON lacks: infinities and NaN become None, NumPy's numbers Python's."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | bool | None) else value.item()
