@@ -21,20 +21,28 @@ from rich.console import Console
 from rich.table import Table
 
 from fa_study.audit.accuracy import eager, gradient_references, judge, truth
-from fa_study.audit.behaviour import check_behaviour, check_repeats
+from fa_study.audit.behaviour import (
+    check_behaviour,
+    check_empty_rows,
+    check_hidden_nan,
+    check_nan_in_query,
+    check_padding,
+    check_repeats,
+)
 from fa_study.audit.calls import Direct
 from fa_study.audit.cases import Case
 from fa_study.audit.gradient_policies import fit_gradients
 from fa_study.audit.policies import score
 from fa_study.audit.probe import Support, try_feature
 from fa_study.audit.subject import Subject, parameters_of
-from fa_study.kernels import FIRST_CALL, KERNELS, Kernel, available_kernels, installed_version, kernel
+from fa_study.kernels import FIRST_CALL, KERNELS, WITH_LSE, Kernel, available_kernels, installed_version, kernel
 from fa_study.tables import write_table
 
 # Behaviour, as the audit words its questions -> column.
 FACTS = {
     "empty row, by mask": "empty_row_mask",
     "empty row, causal": "empty_row_causal",
+    "lse of an empty row": "empty_row_lse",
     "NaN in a hidden key's K": "hidden_nan_k",
     "NaN in a hidden key's V": "hidden_nan_v",
     "NaN in a query": "nan_query",
@@ -130,16 +138,35 @@ def _gradients(subject: Subject, case: Case) -> dict[str, object]:
 def _behaviour(subject: Subject, k: Kernel, dtype: str) -> dict[str, object]:
     L = 128 if k.slow else 64
     support = Support(dtypes=[dtype], head_sizes=[64], lengths=[(128, 128)])
-    case = Case(dtype, L=L, S=L, H=2, Hkv=2)
+    case = Case(dtype, L=L, S=L, seed=5)
     try_feature(subject, support, case.replace(features=("causal",)), "causal")
     row: dict[str, object] = {"alignment": subject.alignment or "no causal of its own"}
     if k.slow:
-        facts: dict[str, str] = {}
-        check_repeats(subject, case, facts)
+        facts = _slow_behaviour(subject, support, case)
     else:
         try_feature(subject, support, case.replace(features=("mask",)), "mask")
         facts = check_behaviour(subject, support)
-    return row | {column: facts.get(question, "") for question, column in FACTS.items()}
+    if k.name in WITH_LSE:
+        subject.call = Direct(WITH_LSE[k.name], FIRST_CALL)
+        check_empty_rows(subject, support, facts)
+    has_empty = facts.keys() & {"empty row, by mask", "empty row, causal"}
+    row |= {column: facts.get(question, "") for question, column in FACTS.items()}
+    return row | ({"empty_row_lse": row["empty_row_lse"] or "not returned"} if has_empty else {})
+
+
+def _slow_behaviour(subject: Subject, support: Support, case: Case) -> dict[str, str]:
+    """What the table needs of `check_behaviour`, in few shapes, since every shape is compiled anew."""
+    facts: dict[str, str] = {}
+    check_repeats(subject, case, facts)
+    check_nan_in_query(subject, case, facts)
+    if "mask" in subject.parameters:
+        # Not tried with a random mask, as `try_feature` does: some take none but whole keys and whole queries.
+        subject.keywords["mask"] = ("mask", None)
+        support.features.append("mask")
+        check_padding(subject, support, case.replace(S=2 * case.S), facts, live=case.S)
+    check_hidden_nan(subject, support, case, facts)
+    check_empty_rows(subject, support, facts)
+    return facts
 
 
 def measure_kernels(names: list[str], say=print) -> pd.DataFrame:
@@ -164,7 +191,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="say what there is and measure nothing")
     parser.add_argument("--all", action="store_true", help="also kernels that compile or are interpreted")
     parser.add_argument("--kernel", action="append", metavar="NAME", help="only this one; may be repeated")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="only kernels of this device")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="only kernels of this device (default: the GPU's if there is one)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table: .csv or .parquet, and manifest.json")
 
 
@@ -179,11 +208,14 @@ def run(args: argparse.Namespace) -> int:
         _show(console, "Kernels", found, ("name", "version", "device", "dtypes", "reason"))
         return 0
     names = [kernel(n).name for n in args.kernel or KERNELS]
-    names = [n for n in names if args.device in (None, KERNELS[n].device)]
+    # The kernels of the CPU are the same on every machine: a machine with a GPU is asked for those of its GPU.
+    usual = "cuda" if torch.cuda.is_available() and not args.kernel else None
+    names = [n for n in names if (args.device or usual) in (None, KERNELS[n].device)]
     left_out = [] if args.all or args.kernel else [n for n in names if KERNELS[n].slow and not KERNELS[n].reason()]
     names = [n for n in names if n not in left_out]
     running = [n for n in names if not KERNELS[n].reason()]
-    print(f"measuring {', '.join(running) or 'nothing'} with {torch.get_num_threads()} thread(s)", flush=True)
+    plan = [f"{n} ({', '.join(KERNELS[n].dtypes)})" for n in running]
+    print(f"measuring {', '.join(plan) or 'nothing'} with {torch.get_num_threads()} thread(s)", flush=True)
     if left_out:
         print(f"left out, since they are compiled or interpreted (--all measures them): {', '.join(left_out)}")
     frame = measure_kernels(names, lambda text: print(text, flush=True))

@@ -104,6 +104,13 @@ KERNELS = {
         Kernel("xformers", "xformers", "cuda", kernels_cuda.xformers, WIDE[:3], "xformers"),
     )
 }
+# The same kernels as (out, log-sum-exp), where the function above gives the output alone although there is more.
+WITH_LSE: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "torch-flash-cpu": kernels_torch.flash_cpu_with_lse,
+    "torch-efficient-cuda": kernels_torch.efficient_with_lse,
+    "torch-cudnn-cuda": kernels_torch.cudnn_with_lse,
+    "xformers": kernels_cuda.xformers_with_lse,
+}
 
 
 def kernel(name: str) -> Kernel:

@@ -5,6 +5,7 @@ Shape letters: B batch, H query heads, Hkv key heads, L queries, S keys, D head 
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
@@ -25,38 +26,53 @@ def _to_torch(x, dtype: torch.dtype) -> Tensor:
 
 
 class _ThroughJax(torch.autograd.Function):
-    """A JAX function of (q, k, v) with its own gradients."""
+    """A JAX function of (q, k, v) with its own gradients, called in a context of `mode`."""
 
     @staticmethod
-    def forward(ctx, function, q, k, v):
+    def forward(ctx, function, mode, q, k, v):
         import jax
 
-        if not any(ctx.needs_input_grad[1:]):
-            return _to_torch(function(*map(_to_jax, (q, k, v))), q.dtype)
-        out, ctx.back = jax.vjp(function, *map(_to_jax, (q, k, v)))
+        ctx.mode, inputs = mode, [_to_jax(x) for x in (q, k, v)]
+        with mode():
+            if not any(ctx.needs_input_grad):
+                return _to_torch(function(*inputs), q.dtype)
+            out, ctx.back = jax.vjp(function, *inputs)
         return _to_torch(out, q.dtype)
 
     @staticmethod
     def backward(ctx, gradient):
-        from jax.experimental.pallas import tpu
-
-        with tpu.force_tpu_interpret_mode():
-            return None, *(_to_torch(g, gradient.dtype) for g in ctx.back(_to_jax(gradient)))
+        with ctx.mode():
+            return None, None, *(_to_torch(g, gradient.dtype) for g in ctx.back(_to_jax(gradient)))
 
 
-def pallas_tpu(q, k, v, *, causal: bool = False, bias=None, scale: float | None = None) -> Tensor:
-    """JAX's Pallas flash attention for TPUs, in interpret mode. Lengths are multiples of 128."""
+def pallas_tpu(q, k, v, *, causal: bool = False, mask=None, bias=None, scale: float | None = None) -> Tensor:
+    """JAX's Pallas flash attention for TPUs, in interpret mode. Lengths are multiples of 128.
+
+    Its masks are segments: a mask hides whole keys and whole queries, the same in all heads.
+    """
     from jax.experimental.pallas import tpu
     from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
     extra = None if bias is None else _to_jax(bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    segments = None if mask is None else _segments(mask.expand(q.shape[0], -1, q.shape[2], k.shape[2]))
     factor = q.shape[-1] ** -0.5 if scale is None else scale
 
     def call(q, k, v):
-        with tpu.force_tpu_interpret_mode():
-            return flash_attention(q, k, v, extra, causal=causal, sm_scale=factor)
+        return flash_attention(q, k, v, extra, segments, causal=causal, sm_scale=factor)
 
-    return _ThroughJax.apply(call, q, k, v)
+    return _ThroughJax.apply(call, tpu.force_tpu_interpret_mode, q, k, v)
+
+
+def _segments(mask: Tensor):
+    """Segments of queries and keys that hide what a mask (B, 1, L, S) hides; a query sees the keys of its segment."""
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds
+
+    rows, keys = mask.any(3), mask.any(2)
+    if mask.shape[1] > 1 or not torch.equal(mask, rows.unsqueeze(3) & keys.unsqueeze(2)):
+        raise ValueError("the mask has to hide whole keys and whole queries, in all heads alike: segments say no more")
+    q, kv = torch.where(rows[:, 0], 1, 2), torch.where(keys[:, 0], 1, 0)
+    return SegmentIds(*(jnp.asarray(x.int().numpy()) for x in (q, kv)))
 
 
 def pallas_gpu(q, k, v, *, causal: bool = False, scale: float | None = None) -> Tensor:
@@ -70,7 +86,7 @@ def pallas_gpu(q, k, v, *, causal: bool = False, scale: float | None = None) -> 
         out = mha(q, k, v, None, sm_scale=factor, causal=causal, interpret=True)
         return out.transpose(0, 2, 1, 3)
 
-    return _ThroughJax.apply(call, q, k, v)
+    return _ThroughJax.apply(call, contextlib.nullcontext, q, k, v)
 
 
 class _TritonFlash(torch.autograd.Function):

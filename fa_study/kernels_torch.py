@@ -6,12 +6,13 @@ Shape letters: B batch, H query heads, Hkv key heads, L queries, S keys, D head 
 from __future__ import annotations
 
 import functools
+import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 
 def _sdpa(backend: SDPBackend, q, k, v, causal, mask, bias, scale) -> Tensor:
@@ -52,7 +53,33 @@ def cudnn(q, k, v, *, causal: bool = False, mask=None, bias=None, scale: float |
     return _sdpa(SDPBackend.CUDNN_ATTENTION, q, k, v, causal, mask, bias, scale)
 
 
-def _flex(function, q, k, v, mask, bias, softcap, scale) -> Tensor:
+def as_bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask (True = attend) as numbers to add: 0 and -inf."""
+    return None if mask is None else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+# scaled_dot_product_attention keeps the log-sum-exp to itself; its operators do not. They take no mask but as a bias.
+def flash_cpu_with_lse(q, k, v, *, causal: bool = False, mask=None) -> tuple[Tensor, Tensor]:
+    """The CPU flash kernel's operator: output and log-sum-exp."""
+    extra = as_bias(mask, q.dtype)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=extra)
+
+
+def efficient_with_lse(q, k, v, *, causal: bool = False, mask=None) -> tuple[Tensor, Tensor]:
+    """The memory-efficient kernel's operator: output and log-sum-exp."""
+    extra = None if mask is None else as_bias(mask, q.dtype).expand(*q.shape[:3], k.shape[2])
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, extra, True, 0.0, causal)
+    return out, lse[:, :, : q.shape[2]]  # padded to a multiple of 32 rows
+
+
+def cudnn_with_lse(q, k, v, *, causal: bool = False, mask=None) -> tuple[Tensor, Tensor]:
+    """cuDNN's operator: output and log-sum-exp."""
+    extra = None if mask is None else as_bias(mask, q.dtype).expand(*q.shape[:3], k.shape[2])
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, extra, True, 0.0, causal)
+    return out, lse.reshape(q.shape[:3])
+
+
+def _flex(function, q, k, v, mask, bias, softcap, scale, with_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     """FlexAttention; what it hides is said by a function of the indices, so causal order is the caller's own."""
     block_mask = score_mod = None
     if mask is not None:
@@ -69,13 +96,19 @@ def _flex(function, q, k, v, mask, bias, softcap, scale) -> Tensor:
             s = s if softcap is None else softcap * torch.tanh(s / softcap)
             return s if whole is None else s + whole[b, h, i, j]
 
-    gqa = q.shape[1] != k.shape[1]
-    return function(q, k, v, score_mod=score_mod, block_mask=block_mask, scale=scale, enable_gqa=gqa)
+    options = {"score_mod": score_mod, "block_mask": block_mask, "scale": scale}
+    options |= {"enable_gqa": q.shape[1] != k.shape[1], "return_aux": AuxRequest(lse=True) if with_lse else None}
+    result = function(q, k, v, **options)
+    return (result[0], result[1].lse) if with_lse else result
 
 
-def flex_eager(q, k, v, *, mask=None, bias=None, softcap: float | None = None, scale: float | None = None) -> Tensor:
-    """FlexAttention as it runs without torch.compile: the whole matrix of scores."""
-    return _flex(flex_attention, q, k, v, mask, bias, softcap, scale)
+def flex_eager(
+    q, k, v, *, mask=None, bias=None, softcap: float | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """FlexAttention as it runs without torch.compile, by the whole matrix of scores: output and log-sum-exp."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        return _flex(flex_attention, q, k, v, mask, bias, softcap, scale, True)
 
 
 @functools.cache
@@ -84,6 +117,8 @@ def _compiled():
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-def flex_compiled(q, k, v, *, mask=None, scale: float | None = None) -> Tensor:
-    """FlexAttention compiled for the tensors' device, anew for every shape."""
-    return _flex(_compiled(), q, k, v, mask, None, None, scale)
+def flex_compiled(q, k, v, *, mask=None, scale: float | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """FlexAttention compiled for the tensors' device, anew for every shape; on CUDA with its log-sum-exp."""
+    if not q.is_cuda and q.requires_grad:
+        raise NotImplementedError("FlexAttention has no backward pass on a CPU")
+    return _flex(_compiled(), q, k, v, mask, None, None, scale, q.is_cuda)

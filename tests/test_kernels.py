@@ -1,7 +1,9 @@
 """Real kernels: what is available is said truly, they are called as asked, and the emulation predicts them."""
 
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from fa_study.audit.gradient_policies import fit_gradients, torch_cpu_tile
 from fa_study.audit.policies import fit
 from fa_study.audit.subject import Subject
 from fa_study.kernel_table import COLUMNS, measure_kernel, measure_kernels
-from fa_study.kernels import KERNELS, available_kernels, kernel, run_kernel
+from fa_study.kernels import KERNELS, WITH_LSE, available_kernels, kernel, run_kernel
 from fa_study.tables import read_table
 from fa_study.verdicts.kernels import kernels_verdict
 
@@ -111,7 +113,7 @@ def test_measured_row_of_a_kernel():
     row = measure_kernel(kernel("torch-flash-cpu"), "bf16")
     assert set(row) == set(COLUMNS)
     assert row["runs"] and row["verdict"] == "pass" and row["gradient_verdict"] == "pass"
-    assert row["alignment"] == "top_left" and row["empty_row_mask"] == "zeros"
+    assert row["alignment"] == "top_left" and row["empty_row_mask"] == "zeros" and row["empty_row_lse"] == "0"
     assert row["policies"] == "PyTorch CPU flash: tiles of 512, fast exponential"
     assert row["run_to_run"] == "same bits"
 
@@ -120,6 +122,78 @@ def test_measured_row_of_a_kernel():
 def test_kernel_that_cannot_run_has_a_row_with_the_reason():
     frame = measure_kernels(["flash-attn-2"])
     assert list(frame.runs) == [False] and "needs a CUDA device" in frame.reason[0]
+
+
+def test_log_sum_exp_beside_the_output_is_the_same_kernels():
+    q, k, v = CASE.inputs()
+    mask = torch.ones(2, 1, 64, 96, dtype=torch.bool)
+    mask[:, :, 40:] = False
+    out, lse = WITH_LSE["torch-flash-cpu"](q, k, v, mask=mask)
+    assert torch.equal(out, run_kernel("torch-flash-cpu", q, k, v, mask=mask))
+    true = golden_attention(q, k, v, mask=mask).lse
+    assert (lse - true)[:, :, :40].abs().max() < 1e-3 and (lse[:, :, 40:] == 0).all()
+    out, lse = KERNELS["flex-eager-cpu"].function(q, k, v, mask=mask)
+    assert (lse - true)[:, :, :40].abs().max() < 1e-3 and (lse[:, :, 40:] == -math.inf).all()
+
+
+@pytest.mark.parametrize("name", ["torch-efficient-cuda", "torch-cudnn-cuda"])
+def test_operators_of_cuda_take_what_is_handed_to_them(name):
+    # The meta device checks arguments and shapes without a GPU. 100 rows: the first of the two pads its log-sum-exp.
+    q, k, v = (torch.empty(2, 4, n, 64, dtype=torch.bfloat16, device="meta") for n in (100, 128, 128))
+    mask = torch.empty(2, 1, 100, 128, dtype=torch.bool, device="meta")
+    for options in ({}, {"mask": mask}, {"causal": True}):
+        out, lse = WITH_LSE[name](q, k, v, **options)
+        assert out.shape == q.shape and lse.shape == q.shape[:3]
+
+
+def exact(q, k, v, softmax_scale, causal, window_size, softcap):
+    """What the flash-attn packages compute, heads behind lengths."""
+    assert window_size in ((-1, -1), (None, None), (5, 0))
+    result = golden_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        scale=softmax_scale,
+        causal="bottom_right" if causal else None,
+        window=window_size if window_size == (5, 0) else None,
+        softcap=softcap or None,
+    )
+    return result.out.transpose(1, 2), result.lse
+
+
+# Their signatures: 2 and the newest 3; 3 as it was; 4.
+def asked(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, return_attn_probs=False):
+    assert return_attn_probs
+    return exact(q, k, v, softmax_scale, causal, window_size, softcap)
+
+
+def output_alone(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0):
+    return exact(q, k, v, softmax_scale, causal, window_size, softcap)[0]
+
+
+def both_always(q, k, v, softmax_scale=None, causal=False, window_size=(None, None), softcap=0.0):
+    return exact(q, k, v, softmax_scale, causal, window_size, softcap)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function"),
+    [
+        ("flash-attn-2", "flash_attn", asked),
+        ("flash-attn-3", "flash_attn_interface", asked),
+        ("flash-attn-3", "flash_attn_interface", output_alone),
+        ("flash-attn-4", "flash_attn.cute", both_always),
+    ],
+)
+def test_wrappers_of_the_flash_attn_packages(monkeypatch, name, module, function):
+    monkeypatch.setitem(sys.modules, module.split(".")[0], SimpleNamespace())
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(flash_attn_func=function))
+    q, k, v = CASE.inputs()
+    for ours, theirs in (
+        ({}, {}),
+        ({"causal": True, "scale": 0.1}, {"causal": "bottom_right", "scale": 0.1}),
+        ({"window": (5, 0), "softcap": 3.0}, {"window": (5, 0), "softcap": 3.0}),
+    ):
+        result, want = KERNELS[name].function(q, k, v, **ours), golden_attention(q, k, v, **theirs)
+        out, lse = (result, want.lse) if function is output_alone else result
+        assert torch.equal(out, want.out) and torch.equal(lse, want.lse)
 
 
 @pytest.mark.skipif(not (ROOT / "notebooks/data/kernels.csv").exists(), reason="the table is not stored yet")
@@ -136,7 +210,7 @@ def test_stored_table_supports_the_page():
 def test_command_writes_the_table_with_its_origin(tmp_path, capsys):
     code = main(["kernels", "--kernel", "torch-math-reduced-cpu", "--out", str(tmp_path / "k.csv")])
     assert code == 0
-    assert capsys.readouterr().out.startswith("measuring torch-math-reduced-cpu with")
+    assert capsys.readouterr().out.startswith("measuring torch-math-reduced-cpu (bf16, fp16) with")
     frame = read_table("k.csv", tmp_path)
     assert list(frame.dtype) == ["bf16", "fp16"] and frame.runs.all()
     assert main(["kernels", "--kernel", "nothing"]) == 1

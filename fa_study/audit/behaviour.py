@@ -39,9 +39,9 @@ def check_behaviour(subject: Subject, support: Support) -> Facts:
     check_repeats(subject, case, facts)
     _strides(subject, support, case, facts)
     _huge_scores(subject, support, facts)
-    _nan_in_query(subject, case, facts)
+    check_nan_in_query(subject, case, facts)
+    check_hidden_nan(subject, support, case, facts)
     if "mask" in support.features:
-        check_hidden_nan(subject, case, facts)
         check_padding(subject, support, case, facts)
     check_empty_rows(subject, support, facts)
     for feature in ("mask", "causal"):
@@ -102,7 +102,8 @@ def _huge_scores(subject: Subject, support: Support, facts: Facts) -> None:
             )
 
 
-def _nan_in_query(subject: Subject, case: Case, facts: Facts) -> None:
+def check_nan_in_query(subject: Subject, case: Case, facts: Facts) -> None:
+    """NaN in one query."""
     q, k, v = case.inputs()
     q[:, :, 3] = math.nan
     outcome = subject.run_on(q, k, v)
@@ -113,24 +114,31 @@ def _nan_in_query(subject: Subject, case: Case, facts: Facts) -> None:
         facts["NaN in a query"] = outcome.error
 
 
-def check_hidden_nan(subject: Subject, case: Case, facts: Facts) -> None:
-    """NaN in a key that a mask hides."""
-    mask = torch.ones(1, 1, case.L, case.S, dtype=torch.bool)
-    mask[..., 7] = False
+def check_hidden_nan(subject: Subject, support: Support, case: Case, facts: Facts) -> None:
+    """NaN in a key that a mask hides, or causal order if there is no mask."""
+    hidden = {"mask": 7, "causal": case.S - 1}
+    feature = next((f for f in hidden if f in support.features), "")
+    if not feature:
+        return
+    j, values, rows = hidden[feature], {"causal": "top_left"}, slice(0, case.L - 1)
+    if feature == "mask":
+        mask = torch.ones(1, 1, case.L, case.S, dtype=torch.bool)
+        mask[..., j] = False
+        values, rows = {"mask": mask}, slice(0, case.L)
     for name, place in (("K", 1), ("V", 2)):
         inputs = [x.clone() for x in case.inputs()]
-        inputs[place][:, :, 7] = math.nan
-        outcome = subject.run_on(*inputs, {"mask": mask})
-        is_absent = not outcome.error and bool(outcome.out.isfinite().all())
+        inputs[place][:, :, j] = math.nan
+        outcome = subject.run_on(*inputs, values)
+        is_absent = not outcome.error and bool(outcome.out[:, :, rows].isfinite().all())
         facts[f"NaN in a hidden key's {name}"] = outcome.error or ("absent" if is_absent else "gives NaN")
 
 
-def check_padding(subject: Subject, support: Support, case: Case, facts: Facts) -> None:
-    """Keys that are padded and hidden, against the same call without them."""
+def check_padding(subject: Subject, support: Support, case: Case, facts: Facts, live: int = 100) -> None:
+    """Keys beyond the first `live` that are padded and hidden, against the same call without them."""
     q, k, v = case.inputs()
-    short = subject.run_on(q, k[:, :, :100], v[:, :, :100])
+    short = subject.run_on(q, k[:, :, :live], v[:, :, :live])
     mask = torch.zeros(1, 1, case.L, case.S, dtype=torch.bool)
-    mask[..., :100] = True
+    mask[..., :live] = True
     padded = subject.run_on(q, k, v, {"mask": mask.expand(case.B, 1, -1, -1).contiguous()})
     if short.error or padded.error:
         facts["padded and hidden keys"] = short.error or padded.error
@@ -147,20 +155,22 @@ def check_empty_rows(subject: Subject, support: Support, facts: Facts) -> None:
     main = support.dtypes[0]
     if "mask" in support.features:
         case = Case(main, seed=7)
-        mask = torch.ones(case.B, 1, case.L, case.S, dtype=torch.bool).tril()
+        mask = torch.ones(case.B, 1, case.L, case.S, dtype=torch.bool)
         mask[:, :, 80:] = False
-        facts["empty row, by mask"] = _empty(subject, support, case, {"mask": mask}, slice(80, 128))
+        _empty(subject, support, case, {"mask": mask}, slice(80, 128), facts)
     if "causal" in support.features and subject.alignment == "bottom_right":
         case = Case(main, L=256, seed=7)
         values = {"causal": "bottom_right"}
-        facts["empty row, causal"] = _empty(subject, support, case, values, slice(0, 128))
+        _empty(subject, support, case, values, slice(0, 128), facts)
 
 
-def _empty(subject: Subject, support: Support, case: Case, values: dict, empty: slice) -> str:
+def _empty(subject: Subject, support: Support, case: Case, values: dict, empty: slice, facts: Facts) -> None:
+    question = "empty row, causal" if "causal" in values else "empty row, by mask"
     q, k, v = case.inputs()
     outcome = subject.run_on(q, k, v, values)
     if outcome.error:
-        return outcome.error
+        facts[question] = outcome.error
+        return
     theirs, truth = outcome.out, golden_attention(q, k, v, **values).out
     live = torch.ones(case.L, dtype=torch.bool)
     live[empty] = False
@@ -180,10 +190,10 @@ def _empty(subject: Subject, support: Support, case: Case, values: dict, empty: 
         )
     elif rows.isfinite().all():
         support.fail("empty-row", "a row without a key gives numbers that are neither 0 nor the mean of V")
+    facts[question] = answer
     if outcome.lse is not None:
         found = outcome.lse[:, :, empty].unique()
-        answer += f", lse {found[0].item():g}" if len(found) == 1 else ", lse various"
-    return answer
+        facts["lse of an empty row"] = f"{found[0].item():g}" if len(found) == 1 else "various"
 
 
 def _low_scores(subject: Subject, support: Support, feature: str, facts: Facts) -> None:

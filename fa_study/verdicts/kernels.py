@@ -22,3 +22,13 @@ def kernels_verdict(table: pd.DataFrame) -> str:
         return text + "All keep to the FlashAttention authors' rule for the error that is to be expected."
     names = ", ".join(f"{row.kernel} in {row.dtype.upper()}" for row in failed.itertuples())
     return text + f"Beyond the FlashAttention authors' rule: {names}."
+
+
+def empty_rows(table: pd.DataFrame) -> str:
+    """What each kernel returns as the log-sum-exp of a row without a key."""
+    lse = table[table["empty_row_lse"].notna()].drop_duplicates(["kernel", "empty_row_lse"])
+    lines = [
+        f"* {'' if value == 'not returned' else 'returned as '}**{value}**: {', '.join(rows['kernel'])}"
+        for value, rows in lse.groupby("empty_row_lse")
+    ]
+    return "Log-sum-exp of a row without a key:\n\n" + "\n".join(lines)
