@@ -134,3 +134,16 @@ def source_line(name: str, folder: Path = DATA) -> str:
         f"Table `{name}`: `{entry['command']}`, commit {entry['commit']}, {entry['machine']}, "
         f"{entry['threads']} thread{'s' if entry['threads'] != 1 else ''}, torch {entry['torch']}, {entry['date']}."
     )
+
+
+def manifest_table(folder: Path = DATA) -> pd.DataFrame:
+    """The manifest as a table: a row per stored table, in the order of their names.
+
+    Returns
+    -------
+    DataFrame : `table`, `rows`, `command`, `seconds` (NaN where it was not measured), `commit`, `date`, `machine`,
+        `threads` and `torch`.
+    """
+    columns = ["table", "rows", "command", "seconds", "commit", "date", "machine", "threads", "torch"]
+    rows = [{"table": name, **entry} for name, entry in read_manifest(folder).items()]
+    return pd.DataFrame(rows).reindex(columns=columns)

@@ -9,7 +9,7 @@ import pytest
 import vl_convert
 
 from fa_study import figures
-from fa_study.experiments import attribution, blocks, control, law
+from fa_study.experiments import attribution, blocks, control, design, law
 from fa_study.figures.bands import positive, seed_bands
 from fa_study.figures.ten_times import contour
 
@@ -45,6 +45,17 @@ def test_bands_are_percentiles_of_the_seeds():
 def test_zeros_have_no_place_on_a_log_axis():
     shown = pd.DataFrame({"low": [0.0, 1.0], "median": [1.0, 2.0]})
     assert positive(shown)["median"].tolist() == [2.0]
+
+
+def test_rounding_sites_are_those_of_the_policies():
+    table = design.policy_table(design.presets("bf16"))
+    svg = drawn(figures.rounding_sites(table))
+    formats = table[list(design.PRESETS)].to_numpy().ravel().tolist()
+    assert set(formats) == {"bf16", "fp32"}
+    assert (svg.count(">BF16<"), svg.count(">FP32<")) == (formats.count("bf16"), formats.count("fp32"))
+    # FlashAttention 2 rounds what enters its products and what leaves it.
+    narrow = table.loc[table["kernel"] == "bf16", "site"]
+    assert narrow.tolist() == ["inputs", "probabilities", "output", "grad_scores"]
 
 
 def test_figure_3_draws_the_papers_points():

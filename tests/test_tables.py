@@ -47,6 +47,14 @@ def test_a_second_table_keeps_the_first_entry(frame, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".csv", ".json", ".lock")]
 
 
+def test_the_manifest_as_a_table(frame, tmp_path):
+    tables.write_table(frame, "b.csv", command="second", folder=tmp_path, seconds=60)
+    tables.write_table(frame, "a.csv", command="first", folder=tmp_path, note="timed nothing")
+    shown = tables.manifest_table(tmp_path)
+    assert shown[["table", "command", "rows"]].to_numpy().tolist() == [["a.csv", "first", 2], ["b.csv", "second", 2]]
+    assert shown["seconds"].isna().tolist() == [True, False]
+
+
 def test_every_committed_table_matches_its_manifest():
     for name in tables.read_manifest():
         assert len(tables.read_table(name)) > 0

@@ -12,7 +12,14 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).resolve().parents[2]
-WATCHED = ("fa_study/**/*.py", "notebooks/data/*.*", "requirements.txt", "runs/*/manifest.json", "runs/*/samples*.png")
+WATCHED = (
+    "fa_study/**/*.py",
+    "notebooks/data/*.*",
+    "requirements.txt",
+    "Makefile",
+    "runs/*/manifest.json",
+    "runs/*/samples*.png",
+)
 
 
 def fingerprint() -> str:
@@ -28,7 +35,7 @@ def outdated_pages(app: Sphinx, env: BuildEnvironment, added: set, changed: set,
     if getattr(env, "fa_study_fingerprint", None) == now:
         return []
     env.fa_study_fingerprint = now
-    return [page for page in env.found_docs if page.startswith(("notebooks/", "api/"))]
+    return [page for page in env.found_docs if page.startswith(("notebooks/", "api/")) or page == "index"]
 
 
 def forget_moved_objects(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:

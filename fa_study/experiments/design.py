@@ -6,6 +6,8 @@ import pandas as pd
 
 from fa_study.rounding import SITES, RoundingPolicy
 
+# What the presets round, for a format of 16 bits: the paper's reading, two kinds of kernels, attention written out.
+PRESETS = ("uniform", "kernel", "torch_cpu", "eager")
 # What is rounded at each site, in the order of the computation.
 MEANINGS = {
     "inputs": "Q, K and V",
@@ -22,6 +24,11 @@ MEANINGS = {
     "delta": "rowsum(dO * O)",
     "grad_accumulator": "dQ, dK and dV while they are summed up",
 }
+
+
+def presets(fmt: str) -> dict[str, RoundingPolicy]:
+    """The package's own policies for a 16-bit format, by name."""
+    return {name: getattr(RoundingPolicy, name)(fmt) for name in PRESETS}
 
 
 def policy_table(policies: dict[str, RoundingPolicy]) -> pd.DataFrame:

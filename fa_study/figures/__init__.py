@@ -2,7 +2,7 @@
 
 from fa_study.figures.attribution import site_bars
 from fa_study.figures.blocks import block_ratios, blocks, rescalings
-from fa_study.figures.design import micro_benchmark
+from fa_study.figures.design import micro_benchmark, rounding_sites
 from fa_study.figures.formats import against_golden, by_format, by_width, fp8
 from fa_study.figures.law import bias, law
 from fa_study.figures.lengths import lengths
@@ -28,6 +28,7 @@ __all__ = [
     "micro_benchmark",
     "register_theme",
     "rescalings",
+    "rounding_sites",
     "samples",
     "site_bars",
     "tiling",

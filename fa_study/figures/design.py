@@ -1,10 +1,11 @@
-"""Figure 2: a drawing of the micro-benchmark: the same Q, K, V through three computations, each held against FP64."""
+"""Figure 2: the micro-benchmark as a drawing (Q, K, V through three computations), and what each preset rounds."""
 
 from __future__ import annotations
 
 import altair as alt
 import pandas as pd
 
+from fa_study.figures.bands import format_name
 from fa_study.figures.theme import COLOURS, describe
 
 # name, x and y of the middle, lines of text, colour
@@ -66,4 +67,31 @@ def micro_benchmark() -> alt.LayerChart:
         (lines + heads + rectangles + words).properties(width=330, height=270),
         "The same random Q, K and V go through Baseline in FP64, Baseline in the tested format, the real Flash kernel "
         "and the emulated one. The outputs are compared, and the emulation is checked against the kernel.",
+    )
+
+
+def rounding_sites(table: pd.DataFrame) -> alt.LayerChart:
+    """A row per rounding site, a column per policy, and in the cell the format that the policy uses there.
+
+    Parameters
+    ----------
+    table : `experiments.design.policy_table`'s.
+    """
+    cells = table.melt(["site", "what is rounded"], var_name="policy", value_name="format")
+    cells["narrow"] = cells["format"] != "fp32"
+    cells["format"] = cells["format"].map(format_name)
+    policies = list(dict.fromkeys(cells["policy"]))
+    base = alt.Chart(cells).encode(
+        alt.X("policy:N", sort=policies).title(None).axis(orient="top", labelAngle=0, ticks=False, domain=False),
+        alt.Y("site:N", sort=None).title(None).axis(ticks=False, domain=False),
+    )
+    rectangles = base.mark_rect(stroke="white", strokeWidth=2).encode(
+        alt.Color("narrow:N", legend=None).scale(domain=[True, False], range=[COLOURS["low precision"], "#f0f0f0"]),
+        tooltip=["site:N", "what is rounded:N", "policy:N", "format:N"],
+    )
+    words = base.mark_text(fontSize=11, aria=False).encode(text="format:N")
+    rounded = cells[cells["narrow"]].groupby("policy", sort=False)["site"].agg(", ".join)
+    return describe(
+        (rectangles + words).properties(width=62 * len(policies), height=21 * len(table)),
+        "Sites in a format narrower than FP32: " + "; ".join(f"{p}: {rounded.get(p, 'none')}" for p in policies) + ".",
     )
