@@ -5,7 +5,7 @@ STAMP := .venv/installed
 # One thread for each of the processes that run side by side: on few cores threads hinder each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help venv test test-slow test-book book pdf demo tables study kernels bench lint clean
+.PHONY: help venv test test-slow test-book book pdf demo tables study kernels bench picture lint clean
 
 help:
 	@echo "Targets (times on 2 cores)"
@@ -17,6 +17,7 @@ help:
 	@echo "  make study      the training runs behind Figures 7 and 8     1.5 h, 0.4 GB under runs/; resumes"
 	@echo "  make kernels    every kernel that runs here, into a table    20 min, 1.1 GB in .venv-kernels"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
+	@echo "  make picture    the picture of the README, from the tables   10 s"
 	@echo "  make lint       ruff, spelling, types                        10 s"
 	@echo "  make test-book  the built book in Chrome or Chromium         5 min after make book"
 	@echo "  make pdf        the book as one PDF, printed by the browser  1 min after make demo"
@@ -77,6 +78,9 @@ kernels: .venv-kernels/installed
 
 bench: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python tests/benchmarks/run.py
+
+picture: $(STAMP)
+	$(BIN)/python -m fa_study.figures
 
 # dout is the gradient of the output; sise a misspelt setting that a test gives.
 lint: $(STAMP)

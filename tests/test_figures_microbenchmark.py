@@ -10,6 +10,7 @@ import vl_convert
 
 from fa_study import figures
 from fa_study.experiments import attribution, blocks, control, design, law
+from fa_study.figures import answer
 from fa_study.figures.bands import positive, seed_bands
 from fa_study.figures.ten_times import contour
 
@@ -56,6 +57,25 @@ def test_rounding_sites_are_those_of_the_policies():
     # FlashAttention 2 rounds what enters its products and what leaves it.
     narrow = table.loc[table["kernel"] == "bf16", "site"]
     assert narrow.tolist() == ["inputs", "probabilities", "output", "grad_scores"]
+
+
+def test_the_answer_in_one_picture(tmp_path):
+    rows = [
+        {"family": f, "distribution": "normal", "N": 64 * T, "D": 64, "algorithm": "fa1", "Bc": 64, "ratio": size * T}
+        for f, size in (("uniform", 1.0), ("kernel", 0.5))
+        for T in (1, 4, 16)
+    ]
+    drift = [
+        {"kind": k, "precision": "bf16", "seed": 0, "step": s, "relative_l2": 1e-3 * (s + 1)}
+        for k in ("Flash against Baseline", "ulp twin")
+        for s in (0, 100)
+    ]
+    chart = answer.answer_picture(pd.DataFrame(rows), pd.DataFrame(drift))
+    answer.write_svg(chart, tmp_path / "x.svg", sources={"a.parquet": "12ab"})
+    svg = (tmp_path / "x.svg").read_text()
+    assert "<!--\na.parquet 12ab\n-->" in svg
+    assert "as in the paper 16 at 16 tiles" in svg and "ulp twin, BF16: 1.01e-01" in svg
+    assert vl_convert.svg_to_png(svg)
 
 
 def test_figure_3_draws_the_papers_points():

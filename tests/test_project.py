@@ -5,6 +5,9 @@ from pathlib import Path
 
 import yaml
 
+from fa_study.figures.answer import TABLES
+from fa_study.tables import read_manifest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -31,6 +34,13 @@ def test_ci_calls_the_commands_of_the_readme():
     for command in ("make test", "make book"):
         assert command in lines
         assert command in readme
+
+
+def test_the_readmes_picture_is_not_older_than_its_tables():
+    assert "(book/_static/answer.svg)" in (ROOT / "README.md").read_text()
+    picture, manifest = (ROOT / "book" / "_static" / "answer.svg").read_text(), read_manifest()
+    stale = [name for name in TABLES if f"{name} {manifest[name]['sha256']}\n" not in picture]
+    assert stale == [], "draw it again: make picture"
 
 
 def test_notebooks_define_nothing():
