@@ -1,8 +1,13 @@
 """The command that turns training runs into tables."""
 
+import shutil
+
+import pandas as pd
 import pytest
+from made_runs import make_run
 
 from fa_study.experiments import reduce_runs
+from fa_study.tables import read_manifest, read_table
 
 
 def test_the_help_of_the_reduction_ends_with_its_last_sentence(capsys):
@@ -10,3 +15,44 @@ def test_the_help_of_the_reduction_ends_with_its_last_sentence(capsys):
         reduce_runs.main(["--help"])
     assert stop.value.code == 0
     assert "settings in the manifest." in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_tables_grow_seed_by_seed_and_keep_what_is_gone(tmp_path):
+    runs, tables = tmp_path / "runs", tmp_path / "tables"
+    for seed in (0, 1):
+        make_run(runs, "flash", seed=seed), make_run(runs, "baseline", seed=seed)
+        reduce_runs.reduce_runs(runs, tables)
+        shutil.rmtree(runs / f"flash-fp32-dit-s{seed}")
+    whole = read_table("weights.parquet", tables)
+    flash = whole[whole["kind"] == "Flash against Baseline"]
+    assert set(flash["seed"]) == {0, 1} and not whole.duplicated(["run", "step", "level", "name", "average"]).any()
+    assert set(read_table("losses.parquet", tables)["run"]) == {
+        f"{a}-fp32-dit-s{s}" for a in ("flash", "baseline") for s in (0, 1)
+    }
+    entry = read_manifest(tables)["weights.parquet"]
+    assert len(entry["runs"]) == 4 and entry["run_commits"] == ["abc"]
+    reduce_runs.reduce_runs(runs, tables, replace=True)
+    assert set(read_table("weights.parquet", tables)["kind"]) == {"its own start", "other initialisation"}
+
+
+def test_losses_stand_beside_the_held_out_ones(tmp_path):
+    make_run(tmp_path, "flash")
+    frame = reduce_runs.loss_curves(tmp_path).set_index("step")
+    assert frame["loss"].dropna().to_dict() == {50: 2.0, 100: 1.0}
+    assert frame["held_out_loss"].dropna().to_dict() == pytest.approx({0: 1.0, 100: 0.9, 200: 0.8})
+    assert set(frame["arm"]) == {"flash"}
+
+
+def test_predictions_are_compared_by_their_root_mean_square(tmp_path):
+    make_run(tmp_path, "flash"), make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0))
+    frame = reduce_runs.prediction_differences(tmp_path)
+    frame = frame[frame["kind"] == "Flash against Baseline"].set_index("step")
+    assert frame["rms"].to_dict() == {0: 0, 100: 1, 200: 3}
+    assert frame.loc[200, "relative"] == pytest.approx(3 / (55 / 6) ** 0.5)
+
+
+def test_nothing_to_compare_is_said_in_a_sentence(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        reduce_runs.main([str(tmp_path)])
+    assert stop.value.code == 2 and "`make demo` makes four" in capsys.readouterr().err
+    assert isinstance(reduce_runs.merged(pd.DataFrame(), pd.DataFrame()), pd.DataFrame)

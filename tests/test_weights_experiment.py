@@ -1,17 +1,13 @@
 """Figure 7's measurement and verdict, on run folders made by hand whose distances are known exactly."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-import yaml
-from safetensors.torch import save_file
+from made_runs import make_run
 
+from fa_study.experiments.runs import TRAVELLED, pairs_in
 from fa_study.experiments.weights import (
     drift_trend,
-    pairs_in,
     ratio_to_twins,
     weight_differences,
     weight_trajectory,
@@ -26,25 +22,6 @@ from fa_study.verdicts import (
 from fa_study.verdicts.answer import short_answer
 
 
-def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), state="finished", **controls):
-    """A run whose weights are moved by `shifts` at steps 0, 100, ...; the key bias moves ten times as far."""
-    run = folder / "-".join([attn, precision, "dit", f"s{seed}", *(f"{k}{v}" for k, v in controls.items())])
-    (run / "weights").mkdir(parents=True)
-    snapshots = []
-    for step, shift in zip(range(0, 1000, 100), shifts):
-        weights = {
-            "a.0.to_q.weight": torch.arange(6.0).reshape(2, 3) + shift,
-            "a.0.to_k.bias": torch.ones(4) + 10 * shift,
-        }
-        file = f"weights/step-{step:06d}.safetensors"
-        save_file(weights, run / file)
-        snapshots.append({"step": step, "file": file, "dtype": "float32"})
-    config = {"attn": {"name": attn}, "precision": {"name": precision}, "seed": seed, "steps": 200, **controls}
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    (run / "manifest.json").write_text(json.dumps({"state": state, "snapshots": snapshots}))
-    return run
-
-
 def test_a_trajectory_has_the_known_distances(tmp_path):
     flash, baseline = make_run(tmp_path, "flash"), make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0))
     frame = weight_trajectory(flash, baseline)
@@ -53,13 +30,27 @@ def test_a_trajectory_has_the_known_distances(tmp_path):
     assert model["wasserstein"].to_dict() == {0: 0, 100: 1, 200: 3}
 
 
+def test_a_run_beside_its_own_start_has_travelled(tmp_path):
+    make_run(tmp_path, "baseline", shifts=(0.5, 1.5, 3.5))
+    model = whole_model(weight_differences(tmp_path), TRAVELLED).set_index("step")
+    assert model["max_difference"].to_dict() == {0: 0, 100: 1, 200: 3}
+
+
+def test_known_pairs_are_not_measured_again(tmp_path):
+    make_run(tmp_path, "flash"), make_run(tmp_path, "baseline")
+    names = {pair.name for pair in pairs_in(tmp_path)}
+    assert set(weight_differences(tmp_path)["run"]) == names and weight_differences(tmp_path, names).empty
+
+
 def test_the_key_bias_is_shown_but_in_no_aggregate(tmp_path):
     make_run(tmp_path, "flash"), make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0))
     frame = weight_differences(tmp_path)
     last = frame[frame["step"] == 200]
     assert whole_model(last, "Flash against Baseline")["max_difference"].tolist() == [3]
-    assert last.loc[last["level"] == "model", "max_difference"].eq(3).all()
-    assert last.loc[last["name"] == "a.0.to_k.bias", "max_difference"].tolist() == [30]
+    flash = (last["level"] == "model") & (last["kind"] == "Flash against Baseline")
+    assert last.loc[flash, "max_difference"].eq(3).all()
+    bias = last[(last["name"] == "a.0.to_k.bias") & (last["kind"] == "Flash against Baseline")]
+    assert bias["max_difference"].tolist() == [30] and bias["zero_gradient"].all()
 
 
 def test_pairs_differ_in_one_thing(tmp_path):
@@ -68,8 +59,19 @@ def test_pairs_differ_in_one_thing(tmp_path):
     make_run(tmp_path, "baseline", seed=1), make_run(tmp_path, "baseline", seed=2, steps=900)
     make_run(tmp_path, "baseline", twin=1), make_run(tmp_path, "baseline", twin=2), make_run(tmp_path, "flash", twin=1)
     make_run(tmp_path, "flash", seed=3), make_run(tmp_path, "baseline", seed=3, state="interrupted")
-    pairs = {(pair.kind, pair.run.name, pair.reference.name) for pair in pairs_in(tmp_path)}
+    make_run(tmp_path, "baseline", twin=1, twin_step=100), make_run(tmp_path, "tiled", policy="uniform", format="e8m7")
+    found = list(pairs_in(tmp_path))
+    assert {pair.run.name for pair in found if pair.kind == TRAVELLED} == {
+        *("baseline-bf16-dit-s0", "baseline-fp32-dit-s0", "baseline-fp32-dit-s1", "baseline-fp32-dit-s2-steps900"),
+    }
+    assert {(pair.variant, pair.run.name) for pair in found if pair.variant} == {
+        ("from step 100", "baseline-fp32-dit-s0-twin1-twin_step100"),
+        ("uniform e8m7", "tiled-fp32-dit-s0-policyuniform-formate8m7"),
+    }
+    pairs = {(pair.kind, pair.run.name, pair.reference.name) for pair in found if pair.kind != TRAVELLED}
     assert pairs == {
+        ("ulp twin", "baseline-fp32-dit-s0-twin1-twin_step100", "baseline-fp32-dit-s0"),
+        ("tiled against Baseline", "tiled-fp32-dit-s0-policyuniform-formate8m7", "baseline-fp32-dit-s0"),
         ("Flash against Baseline", "flash-bf16-dit-s0", "baseline-bf16-dit-s0"),
         ("Flash against Baseline", "flash-fp32-dit-s0", "baseline-fp32-dit-s0"),
         ("BF16 against FP32", "baseline-bf16-dit-s0", "baseline-fp32-dit-s0"),

@@ -1,38 +1,35 @@
-"""`python -m fa_study.experiments.reduce_runs [FOLDER]`: turn finished training runs into the tables of the weights.
+"""`python -m fa_study.experiments.reduce_runs [FOLDER]`: turn finished training runs into the study's tables.
 
-The folder (default: runs) is searched for runs that differ in one thing. Weights stay where they are; the tables in
-notebooks/data keep the distances, with the runs' own commits, threads and settings in the manifest.
+The folder (default: runs) is searched for runs that differ in one thing. Weights stay where they are; the tables keep
+the distances, with the runs' own commits, threads and settings in the manifest. Rows about runs that are not in the
+folder stay, so that a study may grow seed by seed and drop its weights on the way, and pairs that the tables hold are
+not measured again; --replace starts over.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pandas as pd
 
-from fa_study.experiments.weights import runs_in, weight_differences
-from fa_study.tables import ROOT, commit, write_table
+from fa_study.experiments.predictions import deviations, loss_curves, prediction_differences
+from fa_study.experiments.runs import pairs_in, runs_in
+from fa_study.experiments.systematic import inner_products
+from fa_study.experiments.weights import weight_differences
+from fa_study.tables import DATA, ROOT, commit, read_manifest, read_table, write_table
 
-
-def loss_curves(folder: Path) -> pd.DataFrame:
-    """The loss of every finished run in `folder`: run, attn, precision, seed, twin, step, loss."""
-    frames = []
-    for run, settings in runs_in(folder).items():
-        frame = pd.read_csv(run / "metrics.csv")[["step", "loss"]]
-        for place, (column, value) in enumerate(
-            {
-                "run": run.name,
-                "attn": settings["attn"]["name"],
-                "precision": settings["precision.name"],
-                "seed": settings["seed"],
-                "twin": settings["twin"],
-            }.items()
-        ):
-            frame.insert(place, column, value)
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+PAIRS: dict[str, Callable[[Path, Container[str]], pd.DataFrame]] = {
+    "weights.parquet": weight_differences,
+    "predictions.parquet": prediction_differences,
+}
+RUNS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    "losses.parquet": loss_curves,
+    "deviations.parquet": deviations,
+    "systematic.parquet": inner_products,
+}
 
 
 def origins(folder: Path) -> dict[str, object]:
@@ -40,13 +37,52 @@ def origins(folder: Path) -> dict[str, object]:
     runs = runs_in(folder)
     manifests = [json.loads((run / "manifest.json").read_text()) for run in runs]
     return {
-        # Looked up once, since the first table that is written makes the checkout "dirty".
-        "commit": commit(),
         "runs": [run.name for run in runs],
         "run_commits": sorted({manifest["commit"] for manifest in manifests}),
         "run_threads": sorted({manifest["threads"] for manifest in manifests}),
         "run_devices": sorted({manifest["device_name"] for manifest in manifests}),
     }
+
+
+def merged(new: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
+    """`new` behind the stored rows about other runs."""
+    if new.empty or stored.empty:
+        return stored if new.empty else new
+    return pd.concat([stored[~stored["run"].isin(new["run"])], new], ignore_index=True)
+
+
+def compact(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table in FP32 and with text stored once: seven digits are more than any of these numbers has."""
+    narrow = {column: "float32" for column in frame.select_dtypes("float64")}
+    texts = {column: "category" for column in frame.select_dtypes(["object", "string"])}
+    return frame.astype(narrow | texts)
+
+
+def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, command: str = "make study") -> list[str]:
+    """Write the tables of the runs in `folder`; returns a line about each.
+
+    Raises
+    ------
+    ValueError
+        If no two finished runs in `folder` differ in one thing.
+    """
+    if not any(pairs_in(folder)):
+        raise ValueError(f"{folder} holds no two finished runs that differ in one thing; `make demo` makes four")
+    entries = {} if replace else read_manifest(tables)
+    stored = {name: read_table(name, tables) if name in entries else pd.DataFrame() for name in (*PAIRS, *RUNS)}
+    frames = {}
+    for name, measure in PAIRS.items():
+        known = set(stored[name].get("run", ()))
+        frames[name] = merged(measure(folder, known), stored[name])
+    frames |= {name: merged(measure(folder), stored[name]) for name, measure in RUNS.items()}
+    here, lines = origins(folder), []
+    revision = commit()  # looked up once, since the first table that is written makes the checkout "dirty"
+    for name, frame in frames.items():
+        if not frame.empty:
+            facts = {key: sorted({*value, *entries.get(name, {}).get(key, ())}) for key, value in here.items()}
+            write_table(compact(frame), name, command=command, folder=tables, commit=revision, **facts)
+            lines.append(f"{name}: {len(frame)} rows, from {len(facts['runs'])} runs")
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,14 +92,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "folder", nargs="?", type=Path, default=ROOT / "runs", help="run folders lie in it; default: runs"
     )
-    folder = parser.parse_args(arguments).folder
-    differences = weight_differences(folder)
-    if differences.empty:
-        parser.error(f"{folder} holds no two finished runs that differ in one thing; `make demo` makes four")
-    facts = origins(folder)
-    for name, frame in (("weights.parquet", differences), ("losses.parquet", loss_curves(folder))):
-        path = write_table(frame, name, command="make study", **facts)
-        print(f"{path.relative_to(ROOT)}: {len(frame)} rows from {len(facts['runs'])} runs")
+    parser.add_argument("--replace", action="store_true", help="forget stored rows about other runs")
+    options = parser.parse_args(arguments)
+    try:
+        print("\n".join(reduce_runs(options.folder, replace=options.replace)))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

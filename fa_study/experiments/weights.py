@@ -2,140 +2,70 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pandas as pd
-import yaml
 from scipy.stats import kendalltau
 
-from fa_study.snapshots import snapshot_steps
-from fa_study.trajectories import pair_distances
+from fa_study.distance import weight_distances
+from fa_study.experiments.runs import Pair, pairs_in
+from fa_study.snapshots import load_weights, snapshot_steps
 
 METRICS = ["max_difference", "wasserstein", "wasserstein_floor", "mean_difference", "relative_l2"]
-# What the weights of a run depend on, as dotted names in its config.yaml, and the value that an absent one stands for.
-SETTINGS = {
-    "attn": None,
-    "precision.name": None,
-    "seed": None,
-    "data_seed": 0,
-    "twin": 0,
-    "repeat": 0,
-    "threads": 1,
-    "batch_split": 1,
-    "batch_size": None,
-    "steps": None,
-    "model": None,
-    "data": None,
-    "optimizer": None,
-    "device": None,
-}
-# (setting, value of the first run, value of the second) -> what the comparison of two runs is called.
-KINDS = {
-    ("attn", "flash", "baseline"): "Flash against Baseline",
-    ("precision.name", "bf16", "fp32"): "BF16 against FP32",
-    ("precision.name", "fp16_emulated", "fp32"): "FP16 against FP32",
-}
-# Settings whose every change is a control of one kind.
-CONTROLS = {
-    "seed": "other initialisation",
-    "data_seed": "other data order",
-    "twin": "ulp twin",
-    "repeat": "the same again",
-    "threads": "other thread count",
-    "batch_split": "batch in parts",
-}
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two run folders that differ in one thing: what it is, and the precision and seed of the run compared with."""
-
-    kind: str
-    run: Path
-    reference: Path
-    precision: str
-    seed: int
-
-
-def run_settings(run: Path) -> dict:
-    """What a run's weights depend on: `SETTINGS` out of its config.yaml."""
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    settings = {}
-    for name, default in SETTINGS.items():
-        group, _, leaf = name.partition(".")
-        settings[name] = config[group][leaf] if leaf else config.get(group, default)
-    return settings
-
-
-def runs_in(folder: Path) -> dict[Path, dict]:
-    """{run folder: settings} of every finished run in `folder`, in order of name."""
-    runs = {}
-    for manifest in sorted(folder.glob("*/manifest.json")):
-        if json.loads(manifest.read_text())["state"] == "finished":
-            runs[manifest.parent] = run_settings(manifest.parent)
-    return runs
-
-
-def pairs_in(folder: Path) -> Iterator[Pair]:
-    """Every two finished runs in `folder` that differ in one thing.
-
-    A control is compared with the Baseline run from which it differs. Initialisations are compared one with the next,
-    so that no run counts more than twice.
-    """
-    runs = runs_in(folder)
-    for run, settings in runs.items():
-        for reference, others in runs.items():
-            kind = _kind(settings, others)
-            if kind is not None:
-                yield Pair(kind, run, reference, others["precision.name"], others["seed"])
-
-
-def _kind(a: dict, b: dict) -> str | None:
-    differing = [name for name in SETTINGS if a[name] != b[name]]
-    if len(differing) != 1:
-        return None
-    (name,) = differing
-    # What is compared with is a run without any control.
-    if any(b[control] != SETTINGS[control] for control in CONTROLS if control != "seed"):
-        return None
-    if name == "attn":
-        return KINDS.get((name, a[name]["name"], b[name]["name"]))
-    if b["attn"]["name"] != "baseline":
-        return None
-    if name == "seed":
-        return CONTROLS[name] if a[name] == b[name] + 1 else None
-    return CONTROLS.get(name) or KINDS.get((name, a[name], b[name]))
+# Pairs of which every single tensor is kept.
+TENSORS_OF = ("Flash against Baseline", "ulp twin")
 
 
 def weight_trajectory(run_a: Path, run_b: Path) -> pd.DataFrame:
-    """`weight_distances` at every step of which both runs hold a snapshot, with the column `step` in front."""
+    """`weight_distances` at every step of which both runs hold a snapshot, with the column `step`.
+
+    A run with itself is compared with its own step 0: the distance that training has travelled.
+    """
     steps = sorted(set(snapshot_steps(run_a)) & set(snapshot_steps(run_b)))
     if not steps:
         raise ValueError(f"{run_a} and {run_b} hold no snapshot of the same step")
-    return pair_distances({step: ((run_a, step), (run_b, step)) for step in steps}, n_jobs=1)
+    frames = []
+    for step in steps:
+        # Read whole: these models are small, and each tensor is looked at several times.
+        a, b = (dict(load_weights(run, at)) for run, at in ((run_a, step), (run_b, 0 if run_a == run_b else step)))
+        frames.append(weight_distances(a, b, n_jobs=1).assign(step=step))
+    return pd.concat(frames, ignore_index=True)
 
 
-def weight_differences(folder: Path) -> pd.DataFrame:
-    """The distances between the weights of every pair of runs in `folder`.
+def weight_differences(folder: Path, known: Container[str] = ()) -> pd.DataFrame:
+    """The distances between the weights of every pair of runs in `folder` whose name is not `known`.
 
     Returns
     -------
-    DataFrame : a row per (kind, precision, seed, step, level, name, average), with `METRICS` as columns; empty if there
-        is no pair. Rows of single tensors are kept only where the exact gradient is zero: these parameters are no part
-        of a group or of the model.
+    DataFrame : a row per (run, kind, variant, precision, seed, step, level, name, average), with `METRICS` as columns;
+        empty if there is no pair. Groups are pooled. Single tensors are kept of the kinds in `TENSORS_OF`, and of the
+        others where the exact gradient is zero: these parameters are no part of a group or of the model.
     """
+    return pair_table(folder, _kept_distances, known)
+
+
+def pair_table(
+    folder: Path, measure: Callable[[Pair], pd.DataFrame | None], known: Container[str] = ()
+) -> pd.DataFrame:
+    """What `measure` gives for each pair of runs in `folder`, with what names the pair in front; None: nothing."""
     frames = []
     for pair in pairs_in(folder):
-        frame = weight_trajectory(pair.run, pair.reference)
-        frame = frame[frame["level"].isin(["group", "model"]) | frame["zero_gradient"]]
-        frame = frame[["step", "level", "name", "average", *METRICS]]
-        for place, column in enumerate(("kind", "precision", "seed")):
-            frame.insert(place, column, getattr(pair, column))
+        frame = None if pair.name in known else measure(pair)
+        if frame is None:
+            continue
+        for place, column in enumerate(("name", "kind", "variant", "precision", "seed")):
+            frame.insert(place, "run" if column == "name" else column, getattr(pair, column))
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _kept_distances(pair: Pair) -> pd.DataFrame:
+    frame = weight_trajectory(pair.run, pair.reference)
+    tensors = frame["zero_gradient"] | ((frame["level"] == "tensor") & (pair.kind in TENSORS_OF))
+    groups = (frame["level"] == "group") & (frame["average"] == "pooled")
+    frame = frame[tensors | groups | (frame["level"] == "model")]
+    return frame[["step", "level", "name", "average", "zero_gradient", *METRICS]]
 
 
 def whole_model(frame: pd.DataFrame, kind: str, average: str = "pooled") -> pd.DataFrame:
