@@ -38,14 +38,19 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def commit() -> str:
-    """The commit of this checkout, with "-dirty" behind it if tracked files differ; "unknown" outside git."""
-    described = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() or "unknown"
+    """The commit of this checkout, with "-dirty" behind it if tracked files differ; "unknown" outside git.
+
+    The tables themselves do not count: writing one must not make the next one's origin unclean.
+    """
+    head = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!notebooks/data")
+    return f"{head}-dirty" if changed else head or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    """What git says about this checkout, "" if it fails."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def machine() -> str:

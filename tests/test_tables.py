@@ -1,6 +1,7 @@
 """Stored tables: what is written is read back to the bit, and nothing else is ever read."""
 
 import json
+import subprocess
 
 import pandas as pd
 import pytest
@@ -53,6 +54,23 @@ def test_the_manifest_as_a_table(frame, tmp_path):
     shown = tables.manifest_table(tmp_path)
     assert shown[["table", "command", "rows"]].to_numpy().tolist() == [["a.csv", "first", 2], ["b.csv", "second", 2]]
     assert shown["seconds"].isna().tolist() == [True, False]
+
+
+def test_the_commit_is_unclean_through_code_and_not_through_tables(tmp_path, monkeypatch):
+    (tmp_path / "notebooks/data").mkdir(parents=True)
+    for name in ("code.py", "notebooks/data/x.csv"):
+        (tmp_path / name).write_text("old")
+    who = ("-c", "user.name=a", "-c", "user.email=b")
+    for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", "-C", tmp_path, *arguments], check=True)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    (tmp_path / "notebooks/data/x.csv").write_text("new")
+    clean = tables.commit()
+    assert len(clean) == 12
+    (tmp_path / "code.py").write_text("new")
+    assert tables.commit() == clean + "-dirty"
+    monkeypatch.setattr(tables, "ROOT", tmp_path / "elsewhere")
+    assert tables.commit() == "unknown"
 
 
 def test_every_committed_table_matches_its_manifest():
