@@ -59,6 +59,7 @@ def test_pairs_differ_in_one_thing(tmp_path):
     make_run(tmp_path, "baseline", seed=1), make_run(tmp_path, "baseline", seed=2, steps=900)
     make_run(tmp_path, "baseline", twin=1), make_run(tmp_path, "baseline", twin=2), make_run(tmp_path, "flash", twin=1)
     make_run(tmp_path, "flash", seed=3), make_run(tmp_path, "baseline", seed=3, state="interrupted")
+    make_run(tmp_path, "baseline", seed=2, shifts=(0.0,))  # the start of the longer one, and no run of its own
     make_run(tmp_path, "baseline", twin=1, twin_step=100), make_run(tmp_path, "tiled", policy="uniform", format="e8m7")
     found = list(pairs_in(tmp_path))
     assert {pair.run.name for pair in found if pair.kind == TRAVELLED} == {
@@ -76,6 +77,7 @@ def test_pairs_differ_in_one_thing(tmp_path):
         ("Flash against Baseline", "flash-fp32-dit-s0", "baseline-fp32-dit-s0"),
         ("BF16 against FP32", "baseline-bf16-dit-s0", "baseline-fp32-dit-s0"),
         ("other initialisation", "baseline-fp32-dit-s1", "baseline-fp32-dit-s0"),
+        ("other initialisation", "baseline-fp32-dit-s2-steps900", "baseline-fp32-dit-s1"),
         ("ulp twin", "baseline-fp32-dit-s0-twin1", "baseline-fp32-dit-s0"),
         ("ulp twin", "baseline-fp32-dit-s0-twin2", "baseline-fp32-dit-s0"),
     }

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import yaml
 
-# What the weights of a run depend on, as dotted names in its config.yaml, and the value that an absent one stands for.
+from fa_study.snapshots import snapshot_steps
+
+# What the weights of a run at a step depend on, as dotted names in its config.yaml, and the value that an absent one
+# stands for. Not the number of steps: a shorter run is the start of a longer one.
 SETTINGS = {
     "attn": None,
     "precision.name": None,
@@ -21,7 +24,6 @@ SETTINGS = {
     "threads": 1,
     "batch_split": 1,
     "batch_size": None,
-    "steps": None,
     "model": None,
     "data": None,
     "optimizer": None,
@@ -99,9 +101,9 @@ def pairs_in(folder: Path) -> Iterator[Pair]:
     """Every two finished runs in `folder` that differ in one thing, and every plain Baseline run with its own start.
 
     A control is compared with the Baseline run from which it differs. Initialisations are compared one with the next,
-    so that no run counts more than twice.
+    so that no run counts more than twice. Of runs that differ in their number of steps alone, the longest counts.
     """
-    runs = runs_in(folder)
+    runs = _longest(runs_in(folder))
     for run, settings in runs.items():
         if settings["attn"]["name"] == "baseline" and plain(settings):
             yield Pair(TRAVELLED, "", run, run, settings["precision.name"], settings["seed"])
@@ -109,6 +111,15 @@ def pairs_in(folder: Path) -> Iterator[Pair]:
             kind, variant = _kind(settings, others)
             if kind is not None:
                 yield Pair(kind, variant, run, reference, others["precision.name"], others["seed"])
+
+
+def _longest(runs: dict[Path, dict]) -> dict[Path, dict]:
+    chosen: dict[str, Path] = {}
+    for run, settings in runs.items():
+        rival = chosen.get(repr(settings))
+        if rival is None or max(snapshot_steps(run), default=0) > max(snapshot_steps(rival), default=0):
+            chosen[repr(settings)] = run
+    return {run: runs[run] for run in chosen.values()}
 
 
 def _kind(a: dict, b: dict) -> tuple[str | None, str]:
