@@ -1,5 +1,6 @@
 """What search engines and link previews read: description, social card, sitemap. All of it from `html.baseurl`."""
 
+import re
 from html import escape
 from pathlib import Path
 from xml.sax.saxutils import escape as escape_xml
@@ -9,6 +10,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 CARD = "_static/card.png"
+# How a citation reads on a page, such as [GHS+24].
+_CITATION = re.compile(r" \[[A-Z]\w*\+?\d\d[a-z]?(, [A-Z]\w*\+?\d\d[a-z]?)*\]")
 _CARD_SVG = """<svg xmlns="http://www.w3.org/2000/svg" width="1200" height="630" font-family="sans-serif">
 <rect width="1200" height="630" fill="#ffffff"/>{tiles}
 <text x="80" y="390" font-size="76" fill="#111111">{title}</text>
@@ -27,9 +30,9 @@ def card_png(title: str) -> bytes:
 
 
 def first_paragraph(doctree: nodes.document) -> str:
-    """The page's opening words, at most 200 characters, cut between two words."""
+    """The page's opening words without citations, at most 200 characters, cut between two words."""
     for paragraph in doctree.findall(nodes.paragraph):
-        text = " ".join(paragraph.astext().split())
+        text = _CITATION.sub("", " ".join(paragraph.astext().split()))
         if len(text) > 40:
             return text if len(text) <= 200 else text[:200].rsplit(" ", 1)[0] + " ..."
     return ""
