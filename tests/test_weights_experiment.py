@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 from made_runs import make_run
 
+from fa_study.experiments.drift_ratios import low_precision_ratios, relative_drift
+from fa_study.experiments.intervals import log_ratio_interval
 from fa_study.experiments.runs import TRAVELLED, pairs_in
 from fa_study.experiments.weights import (
     drift_trend,
@@ -18,6 +20,7 @@ from fa_study.verdicts import (
     drift_verdict,
     initialisation_verdict,
     low_precision_verdict,
+    systematic_verdict,
 )
 from fa_study.verdicts.answer import short_answer
 
@@ -138,6 +141,7 @@ def table_of(**series):
     return pd.DataFrame(
         {
             "kind": kind.replace("_", " "),
+            "variant": "",
             "precision": "fp32",
             "seed": seed,
             "level": "model",
@@ -166,7 +170,7 @@ def test_low_precision_verdict():
     assert low_precision_verdict(paper).holds == "holds"
     same = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 1, 2, 3])
     assert low_precision_verdict(same).holds == "does not hold"
-    assert "from 1 at step 100 to 1 at the last" in low_precision_verdict(same).text
+    assert "1 at step 100, 1.00 (1.00 to 1.00, 2 seeds) at step 300" in low_precision_verdict(same).text
 
 
 def test_short_answer():
@@ -179,7 +183,8 @@ def test_short_answer():
     weights = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.3], ulp_twin=[0.1, 0.1, 0.2, 0.4])
     text = short_answer(formats, weights.assign(precision="bf16"))
     assert "errs 0.50 to 0.50 times as much" in text and "errs 3.0 to 3.0 times as much" in text
-    assert "30.0% in BF16" in text and "drift as far" in text and "0.75 to 0.75 in BF16" in text and "2 seeds" in text
+    assert "30.0% in BF16" in text and "drift as far" in text and "0.75 in BF16, 95 % interval 0.75 to 0.75" in text
+    assert "2 to 2 seeds" in text
     farther = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.8], ulp_twin=[0.1, 0.1, 0.2, 0.4])
     assert "drift less far" in short_answer(formats, farther)
     assert "needs an explanation" in short_answer(formats, farther)
@@ -190,9 +195,38 @@ def test_amplification_verdict():
     assert amplification_verdict(same).holds == "holds"
     more = table_of(Flash_against_Baseline=[0, 5, 8, 9], ulp_twin=[0.1, 1, 2, 3])
     assert amplification_verdict(more).holds == "does not hold"
-    assert (
-        "3.00 to 3.00 at the last step in FP32 (2 pairs), and at most 5.00 on the way"
-        in amplification_verdict(more).text
-    )
+    text = amplification_verdict(more).text
+    assert "in FP32 3.00 (3.00 to 3.00, 2 seeds) at step 300, where a true ratio of 1.00 would" in text
+    assert "at most 5.00 on the way (step 100)" in text
     on_the_way = table_of(Flash_against_Baseline=[0, 5, 2, 3], ulp_twin=[0.1, 1, 2, 3])
     assert amplification_verdict(on_the_way).holds == "holds only where"
+
+
+def test_relative_drift_divides_by_what_the_reference_has_travelled():
+    table = table_of(Flash_against_Baseline=[0, 1, 2], other_initialisation=[5, 7, 9], its_own_start=[0, 4, 8])
+    rows = relative_drift(table).query("metric == 'wasserstein' and seed == 0").set_index(["kind", "step"])
+    assert rows.loc["Flash against Baseline", "relative"].dropna().to_dict() == {100: 0.25, 200: 0.25}
+    assert rows.loc["other initialisation", "minus_start"].to_dict() == {0: 0, 100: 2, 200: 4}
+    assert set(rows.index.get_level_values("kind")) == {"Flash against Baseline", "other initialisation"}
+
+
+def test_low_precision_ratios_are_paired_by_seed():
+    table = table_of(Flash_against_Baseline=[0, 1, 2], BF16_against_FP32=[0, 3, 6])
+    table.loc[(table["seed"] == 1) & (table["kind"] == "Flash against Baseline"), "wasserstein"] *= 4
+    rows = low_precision_ratios(table).query("metric == 'wasserstein'").set_index("step")
+    centre, low, high = log_ratio_interval([3, 0.75])
+    assert rows.loc[200, ["centre", "low_end", "high_end"]].tolist() == pytest.approx([centre, low, high])
+    assert set(rows.index) == {100, 200} and set(rows["low"]) == {"BF16 against FP32"}
+
+
+def effects(p):
+    rows = {"precision": "bf16", "seed": 0, "space": "weights", "step": [100, 200], "twins": 8, "share": 0.02}
+    return pd.DataFrame({**rows, "p": p, "detectable": 0.05})
+
+
+def test_systematic_verdict_follows_the_permutation_test():
+    assert systematic_verdict(effects([0.001, 0.002])).holds == "holds"
+    assert systematic_verdict(effects([0.3, 0.9])).holds == "does not hold"
+    early = systematic_verdict(effects([0.001, 0.4]))
+    assert early.holds == "holds only where"
+    assert "weights in BF16 at 1 of 2 snapshots, the last of them step 100 (at step 200 2.0%" in early.text

@@ -6,6 +6,7 @@ from fa_study.figures.design import micro_benchmark, rounding_sites
 from fa_study.figures.formats import against_golden, by_format, by_width, fp8
 from fa_study.figures.law import bias, law
 from fa_study.figures.lengths import lengths
+from fa_study.figures.relative_weights import low_precision_ratio, relative_weights
 from fa_study.figures.samples import samples
 from fa_study.figures.ten_times import control, heat_map
 from fa_study.figures.theme import COLOURS, register_theme, use_book_renderer
@@ -25,8 +26,10 @@ __all__ = [
     "heat_map",
     "law",
     "lengths",
+    "low_precision_ratio",
     "micro_benchmark",
     "register_theme",
+    "relative_weights",
     "rescalings",
     "rounding_sites",
     "samples",

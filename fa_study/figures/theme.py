@@ -22,6 +22,7 @@ COLOURS = {
     "repeat": "#999999",
     "ulp twins": "#56B4E9",
     "data order": "#E69F00",
+    "tiled": "#7B3F00",
 }
 
 _THEME = {

@@ -22,9 +22,10 @@ KIND_COLOURS = {
     "FP16 against FP32": COLOURS["low precision"],
     "other initialisation": COLOURS["initialisation"],
     "other data order": COLOURS["data order"],
-    "the same again": COLOURS["repeat"],
-    "other thread count": COLOURS["repeat"],
+    "tiled against Baseline": COLOURS["tiled"],
     "batch in parts": COLOURS["repeat"],
+    "other thread count": "#555555",
+    "the same again": "#BBBBBB",
 }
 
 

@@ -18,6 +18,7 @@ from fa_study.verdicts.weights import (
     drift_verdict,
     initialisation_verdict,
     low_precision_verdict,
+    systematic_verdict,
 )
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "rescaling_verdict",
     "square_verdict",
     "swap_verdict",
+    "systematic_verdict",
     "ten_times_verdict",
 ]

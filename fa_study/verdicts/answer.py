@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fa_study.experiments.weights import ratio_to_twins, whole_model
+from fa_study.experiments.drift_ratios import twin_intervals
+from fa_study.experiments.weights import whole_model
 
 
 def error_ratio(formats: pd.DataFrame, family: str, algorithm: str) -> tuple[float, float]:
@@ -35,13 +36,16 @@ def short_answer(formats: pd.DataFrame, weights: pd.DataFrame) -> str:
     formats, weights : the tables of Figure 3 and of Figures 7 and 8.
     """
     kernel, uniform = error_ratio(formats, "kernel", "fa2"), error_ratio(formats, "uniform", "fa1")
-    ratios = ratio_to_twins(weights, "relative_l2")
-    ratios = ratios[ratios["step"] == ratios["step"].max()].groupby("precision")["ratio"].agg(["min", "max", "count"])
+    ratios = twin_intervals(weights)
+    ratios = ratios[ratios["step"] == ratios["step"].max()]
     flash = whole_model(weights, "Flash against Baseline")
     flash = flash[flash["step"] == flash["step"].max()].groupby("precision")["relative_l2"].median()
     drift = ", ".join(f"{value:.1%} in {precision.upper()}" for precision, value in flash.items())
-    twins = ", ".join(f"{row['min']:.2f} to {row['max']:.2f} in {p.upper()}" for p, row in ratios.iterrows())
-    alike = bool((ratios["max"] <= 1.25).all())
+    twins = ", ".join(
+        f"{row.centre:.2f} in {row.precision.upper()}, 95 % interval {row.low_end:.2f} to {row.high_end:.2f}"
+        for row in ratios.itertuples()
+    )
+    alike = bool((ratios["low_end"] <= 1).all())
     return (
         f"1. With the rounding of real kernels, Flash Attention in BF16 errs {kernel[0]:.2f} to {kernel[1]:.2f} times "
         "as much as attention written out in BF16; with every intermediate forced into BF16, which no kernel we know "
@@ -56,5 +60,5 @@ def short_answer(formats: pd.DataFrame, weights: pd.DataFrame) -> str:
             if alike
             else "So the drift of the weights is more than training makes of any perturbation; it needs an explanation."
         )
-        + f" (Sentences 2 and 3 rest on first runs of a small model, {int(ratios['count'].max())} seeds.)"
+        + f" (Sentences 2 and 3 rest on a small model, {ratios['seeds'].min()} to {ratios['seeds'].max()} seeds.)"
     )

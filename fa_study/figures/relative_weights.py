@@ -1,0 +1,148 @@
+"""Figure 8 with switches: what depends on the metric, on the average and on what "relative" divides by."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from fa_study.experiments.drift_ratios import PAPER_RATIO
+from fa_study.figures.theme import COLOURS, describe, log_y
+from fa_study.figures.weights import KIND_COLOURS
+
+METRIC_LABELS = {
+    "wasserstein": "Wasserstein distance",
+    "relative_l2": "relative L2",
+    "max_difference": "Max Difference",
+    "mean_difference": "mean |difference|",
+}
+AVERAGE_LABELS = {
+    "pooled": "all weights pooled",
+    "mean": "mean over tensors",
+    "weighted": "mean over tensors, weighted by size",
+}
+SHOWN = {
+    "raw": "as it is",
+    "relative": "over the distance from step 0",
+    "minus_start": "minus its value at step 0 (invalid)",
+}
+
+
+def _switch(name: str, label: str, labels: dict[str, str]) -> alt.Parameter:
+    options = list(labels)
+    return alt.param(
+        name=name,
+        value=options[0],
+        bind=alt.binding_select(options=options, labels=list(labels.values()), name=f"{label}: "),
+    )
+
+
+def relative_weights(frame: pd.DataFrame) -> alt.LayerChart:
+    """Distance over training for every kind of pair, in the metric, average and reference that the reader chooses.
+
+    Parameters
+    ----------
+    frame : `relative_drift`, of the kinds and steps to be drawn. Values of 0 or less have no place on a log axis.
+
+    Returns
+    -------
+    alt.LayerChart : the median over seeds as a line, smallest to largest as a band.
+    """
+    rows = frame.assign(precision=frame["precision"].str.upper())
+    grouped = rows.groupby(["kind", "precision", "step", "metric", "average"], sort=False)
+    parts = {"seeds": grouped["seed"].nunique()}
+    for shown in SHOWN:
+        for end, reduce in (("mid", "median"), ("low", "min"), ("high", "max")):
+            # Four digits draw the same picture and keep the page light.
+            parts[f"{shown}_{end}"] = grouped[shown].agg(reduce).map(lambda x: float(f"{x:.4g}"))
+    data = pd.DataFrame(parts).reset_index()
+    kinds = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
+    metric, average = _switch("metric", "Metric", METRIC_LABELS), _switch("average", "Average", AVERAGE_LABELS)
+    shown = _switch("shown", "Shown", SHOWN)
+    base = (
+        alt.Chart(data)
+        .transform_filter("datum.metric == metric && datum.average == average")
+        .transform_calculate(**{end: f"datum[shown + '_{end}']" for end in ("mid", "low", "high")})
+        .transform_filter("datum.low > 0")
+        .encode(
+            alt.X("step:Q").title("training step").axis(tickCount=6),
+            alt.Color("kind:N", sort=kinds)
+            .scale(domain=kinds, range=[KIND_COLOURS[kind] for kind in kinds])
+            .title(None)
+            .legend(columns=2),
+        )
+    )
+    band = base.mark_area(opacity=1, fillOpacity=0.15).encode(
+        log_y("low", "distance of the weights"), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
+    )
+    y = log_y("mid", "distance of the weights")
+    line = base.mark_line().encode(y, alt.StrokeDash("precision:N").title(None))
+    points = base.mark_point().encode(
+        y,
+        alt.Shape("precision:N").legend(None),
+        tooltip=[
+            alt.Tooltip("kind:N").title("pair"),
+            alt.Tooltip("precision:N"),
+            alt.Tooltip("step:Q"),
+            alt.Tooltip("mid:Q").format(".3e").title("median"),
+            alt.Tooltip("low:Q").format(".3e").title("smallest"),
+            alt.Tooltip("high:Q").format(".3e").title("largest"),
+            alt.Tooltip("seeds:Q"),
+        ],
+    )
+    chart = (band + line + points).add_params(metric, average, shown)
+    values = "; ".join(f"{row.kind}, {row.precision}: {row.raw_mid:.2e}" for row in _at_the_end(data).itertuples())
+    return describe(chart, f"Wasserstein distance of all weights over training. At the last step, {values}.")
+
+
+def low_precision_ratio(frame: pd.DataFrame) -> alt.LayerChart:
+    """Low precision over Flash with its interval, beside the paper's 2 to 5, in the reader's metric and average.
+
+    Parameters
+    ----------
+    frame : `low_precision_ratios`.
+    """
+    numbers = ("centre", "low_end", "high_end")
+    data = frame.assign(
+        pair=frame["low"] + ", Flash in " + frame["precision"].str.upper(),
+        **{name: frame[name].map(lambda x: float(f"{x:.4g}")) for name in numbers},
+    )
+    metric, average = _switch("metric", "Metric", METRIC_LABELS), _switch("average", "Average", AVERAGE_LABELS)
+    paper = pd.DataFrame({"low": [PAPER_RATIO[0]], "high": [PAPER_RATIO[1]], "what": ["the paper's 2 to 5"]})
+    area = (
+        alt.Chart(paper)
+        .mark_rect(opacity=0.25, color=COLOURS["repeat"])
+        .encode(log_y("low", "low precision over Flash").axis(format="~g", tickCount=6), alt.Y2("high:Q"))
+    )
+    pairs = sorted(set(data["pair"]))
+    colours = [COLOURS["low precision"], COLOURS["Flash"], COLOURS["data order"], COLOURS["initialisation"]]
+    base = (
+        alt.Chart(data)
+        .transform_filter("datum.metric == metric && datum.average == average")
+        .encode(
+            alt.X("step:Q").title("training step").axis(tickCount=6),
+            alt.Color("pair:N").scale(domain=pairs, range=colours[: len(pairs)]).title(None),
+        )
+    )
+    band = base.mark_area(opacity=1, fillOpacity=0.2).encode(alt.Y("low_end:Q"), alt.Y2("high_end:Q"))
+    line = base.mark_line(point=True).encode(
+        alt.Y("centre:Q"),
+        alt.StrokeDash("pair:N").legend(None),
+        tooltip=[
+            *(alt.Tooltip(f"{name}:N") for name in ("pair", "step", "seeds")),
+            *(alt.Tooltip(f"{name}:Q").format(".3g") for name in numbers),
+        ],
+    )
+    values = "; ".join(
+        f"{row.pair}: {row.centre:.2g} ({row.low_end:.2g} to {row.high_end:.2g})"
+        for row in _at_the_end(data).itertuples()
+    )
+    text = (
+        f"Ratio of the distance that low precision makes to that of Flash. At the last step, in Wasserstein, {values}."
+    )
+    return describe((area + band + line).add_params(metric, average), text)
+
+
+def _at_the_end(data: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the switches show first, at the last step: what the text alternative tells."""
+    first = (data["metric"] == "wasserstein") & (data["average"] == "pooled")
+    return data[first & (data["step"] == data["step"].max())]
