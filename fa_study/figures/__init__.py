@@ -8,10 +8,11 @@ from fa_study.figures.law import bias, law
 from fa_study.figures.lengths import lengths
 from fa_study.figures.relative_weights import low_precision_ratio, relative_weights
 from fa_study.figures.samples import samples
+from fa_study.figures.systematic import systematic
 from fa_study.figures.ten_times import control, heat_map
 from fa_study.figures.theme import COLOURS, register_theme, use_book_renderer
 from fa_study.figures.tiling import tiling
-from fa_study.figures.weights import weight_differences
+from fa_study.figures.weights import group_differences, weight_differences
 
 __all__ = [
     "COLOURS",
@@ -23,6 +24,7 @@ __all__ = [
     "by_width",
     "control",
     "fp8",
+    "group_differences",
     "heat_map",
     "law",
     "lengths",
@@ -34,6 +36,7 @@ __all__ = [
     "rounding_sites",
     "samples",
     "site_bars",
+    "systematic",
     "tiling",
     "use_book_renderer",
     "weight_differences",

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from fa_study.experiments.drift_ratios import PAPER_RATIO
-from fa_study.figures.theme import COLOURS, describe, log_y
+from fa_study.figures.theme import COLOURS, describe, log_y, switch
 from fa_study.figures.weights import KIND_COLOURS
 
 METRIC_LABELS = {
@@ -25,15 +25,6 @@ SHOWN = {
     "relative": "over the distance from step 0",
     "minus_start": "minus its value at step 0 (invalid)",
 }
-
-
-def _switch(name: str, label: str, labels: dict[str, str]) -> alt.Parameter:
-    options = list(labels)
-    return alt.param(
-        name=name,
-        value=options[0],
-        bind=alt.binding_select(options=options, labels=list(labels.values()), name=f"{label}: "),
-    )
 
 
 def relative_weights(frame: pd.DataFrame) -> alt.LayerChart:
@@ -56,8 +47,8 @@ def relative_weights(frame: pd.DataFrame) -> alt.LayerChart:
             parts[f"{shown}_{end}"] = grouped[shown].agg(reduce).map(lambda x: float(f"{x:.4g}"))
     data = pd.DataFrame(parts).reset_index()
     kinds = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
-    metric, average = _switch("metric", "Metric", METRIC_LABELS), _switch("average", "Average", AVERAGE_LABELS)
-    shown = _switch("shown", "Shown", SHOWN)
+    metric, average = switch("metric", "Metric", METRIC_LABELS), switch("average", "Average", AVERAGE_LABELS)
+    shown = switch("shown", "Shown", SHOWN)
     base = (
         alt.Chart(data)
         .transform_filter("datum.metric == metric && datum.average == average")
@@ -106,12 +97,18 @@ def low_precision_ratio(frame: pd.DataFrame) -> alt.LayerChart:
         pair=frame["low"] + ", Flash in " + frame["precision"].str.upper(),
         **{name: frame[name].map(lambda x: float(f"{x:.4g}")) for name in numbers},
     )
-    metric, average = _switch("metric", "Metric", METRIC_LABELS), _switch("average", "Average", AVERAGE_LABELS)
-    paper = pd.DataFrame({"low": [PAPER_RATIO[0]], "high": [PAPER_RATIO[1]], "what": ["the paper's 2 to 5"]})
+    metric, average = switch("metric", "Metric", METRIC_LABELS), switch("average", "Average", AVERAGE_LABELS)
+    paper = pd.DataFrame({"low": [PAPER_RATIO[0]], "high": [PAPER_RATIO[1]]})
+    paper = paper.assign(
+        middle=(paper["low"] * paper["high"]) ** 0.5, what=f"the paper: {PAPER_RATIO[0]:g} to {PAPER_RATIO[1]:g}"
+    )
     area = (
         alt.Chart(paper)
         .mark_rect(opacity=0.25, color=COLOURS["repeat"])
-        .encode(log_y("low", "low precision over Flash").axis(format="~g", tickCount=6), alt.Y2("high:Q"))
+        .encode(log_y("low", "low precision over Flash").axis(format="~g", tickCount=4), alt.Y2("high:Q"))
+    )
+    label = area.mark_text(align="right", x="width", dx=-4, color="#555555").encode(
+        alt.Y("middle:Q"), alt.Text("what:N")
     )
     pairs = sorted(set(data["pair"]))
     colours = [COLOURS["low precision"], COLOURS["Flash"], COLOURS["data order"], COLOURS["initialisation"]]
@@ -139,7 +136,7 @@ def low_precision_ratio(frame: pd.DataFrame) -> alt.LayerChart:
     text = (
         f"Ratio of the distance that low precision makes to that of Flash. At the last step, in Wasserstein, {values}."
     )
-    return describe((area + band + line).add_params(metric, average), text)
+    return describe((area + label + band + line).add_params(metric, average), text)
 
 
 def _at_the_end(data: pd.DataFrame) -> pd.DataFrame:

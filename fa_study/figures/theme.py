@@ -104,3 +104,10 @@ def describe(chart: _Chart, text: str) -> _Chart:
 def log_y(field: str, title: str) -> alt.Y:
     """A logarithmic y axis labelled with powers of ten. Zeros have no place on it: leave them out first."""
     return alt.Y(field, type="quantitative").scale(type="log").title(title).axis(format=".0e", tickCount=5)
+
+
+def switch(name: str, label: str, labels: dict[str, str]) -> alt.Parameter:
+    """A drop-down list beside a chart, {value: what the reader sees}; the first value is chosen at the start."""
+    options = list(labels)
+    choice = alt.binding_select(options=options, labels=list(labels.values()), name=f"{label}: ")
+    return alt.param(name=name, value=options[0], bind=choice)

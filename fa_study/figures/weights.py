@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from fa_study.figures.theme import COLOURS, describe, log_y
+from fa_study.figures.theme import COLOURS, describe, log_y, switch
 
 # Metric -> axis title. Weights have no unit.
 TITLES = {
@@ -79,3 +79,49 @@ def weight_differences(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
     last = shown[shown["step"] == shown["step"].max()]
     summary = "; ".join(f"{row.kind}, {row.precision}: {row.median:.2e}" for row in last.itertuples())
     return describe(band + line + points, f"{TITLES[metric]} over training steps. At the last step, {summary}.")
+
+
+def group_differences(frame: pd.DataFrame) -> alt.LayerChart:
+    """Distance between the weights of one layer group over training; the reader chooses group and metric.
+
+    Parameters
+    ----------
+    frame : rows of level "group" of Figure 7's table, of the kinds and steps to be drawn.
+
+    Returns
+    -------
+    alt.LayerChart : the median over seeds as a line, smallest to largest as a band.
+    """
+    long = frame.melt(["kind", "precision", "seed", "step", "name"], list(TITLES), "metric")
+    data = spread_over_seeds(long[long["value"] > 0], "value", ["kind", "precision", "step", "name", "metric"])
+    for column in ("median", "low", "high"):
+        data[column] = data[column].map(lambda x: float(f"{x:.4g}"))
+    data["precision"] = data["precision"].str.upper()
+    kinds = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
+    group = switch("group", "Part", {name: name.replace("_", " ") for name in sorted(set(data["name"]))})
+    metric = switch("metric", "Metric", {name: title.removesuffix(" of the weights") for name, title in TITLES.items()})
+    base = (
+        alt.Chart(data)
+        .transform_filter("datum.name == group && datum.metric == metric")
+        .encode(
+            alt.X("step:Q").title("training step").axis(tickCount=6),
+            alt.Color("kind:N", sort=kinds)
+            .scale(domain=kinds, range=[KIND_COLOURS[kind] for kind in kinds])
+            .title(None),
+        )
+    )
+    band = base.mark_area(opacity=1, fillOpacity=0.2).encode(
+        log_y("low", "distance of the group's weights"), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
+    )
+    line = base.mark_line(point=True).encode(
+        log_y("median", "distance of the group's weights"),
+        alt.StrokeDash("precision:N").title(None),
+        tooltip=["kind:N", "precision:N", "step:Q", alt.Tooltip("median:Q").format(".3e"), "seeds:Q"],
+    )
+    last = data[(data["step"] == data["step"].max()) & (data["metric"] == "relative_l2")]
+    flash = last[last["kind"] == "Flash against Baseline"].groupby("precision")["median"]
+    words = "; ".join(f"{precision}: {part.min():.2g} to {part.max():.2g}" for precision, part in flash)
+    text = (
+        f"Distance of the weights by part of the model. Relative L2 of Flash at the last step over the parts: {words}."
+    )
+    return describe((band + line).add_params(group, metric), text)
