@@ -80,7 +80,7 @@ def speed(table: pd.DataFrame, topic: str) -> alt.LayerChart:
     )
     bar = alt.Chart(pd.DataFrame({"share": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(alt.X("share:Q"))
     return describe(
-        (bar + sticks + points + halo + names).properties(title=topic, width=330, height=alt.Step(40)),
+        (bar + sticks + points + halo + names).properties(title=topic, width=310, height=alt.Step(40)),
         f"{topic}, measured ratio over its bar: "
         + "; ".join(f"{r.benchmark} {r.share:.2f}, {r.result}" for r in shown.itertuples())
         + ".",
