@@ -10,6 +10,7 @@ import warnings
 # Each command is a module with add_arguments(parser) and run(args) -> exit code, described by its docstring.
 COMMANDS = {
     "audit": "fa_study.audit.command",
+    "audit-model": "fa_study.audit_model.command",
     "compare": "fa_study.compare",
     "kernels": "fa_study.kernel_table",
     "twin": "fa_study.twin",
