@@ -27,9 +27,10 @@ def make_run(folder, attn, precision="fp32", seed=0, shifts=(0.0, 1.0, 3.0), sta
         snapshots.append({"step": step, "file": file, "dtype": "float32", "held_out_loss": 1.0 - step / 1000})
     own = {key: settings.pop(key) for key in ATTN if key in settings}
     config = {"attn": {"name": attn, **own}, "precision": {"name": precision}, "seed": seed, "steps": 200, **settings}
+    config |= {"model": {"name": "dit", "size": "tiny"}, "batch_size": 4}
     run.mkdir(exist_ok=True)
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    about = {"commit": "abc", "threads": 1, "device_name": "a CPU"}
+    about = {"commit": "abc", "threads": 1, "device_name": "a CPU", "seconds_per_step": 0.4}
     (run / "manifest.json").write_text(json.dumps({"state": state, "snapshots": snapshots, **about}))
     pd.DataFrame({"step": [50, 100], "loss": [2.0, 1.0]}).to_csv(run / "metrics.csv", index=False)
     return run

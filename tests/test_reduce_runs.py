@@ -7,6 +7,7 @@ import pytest
 from made_runs import make_run
 
 from fa_study.experiments import reduce_runs
+from fa_study.experiments.pace import run_records, seconds_per_step
 from fa_study.tables import read_manifest, read_table
 
 
@@ -56,3 +57,11 @@ def test_nothing_to_compare_is_said_in_a_sentence(tmp_path, capsys):
         reduce_runs.main([str(tmp_path)])
     assert stop.value.code == 2 and "`make demo` makes four" in capsys.readouterr().err
     assert isinstance(reduce_runs.merged(pd.DataFrame(), pd.DataFrame()), pd.DataFrame)
+
+
+def test_the_pace_is_per_picture_and_by_kind_of_run(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path, "flash", seed=seed)
+    records = run_records(tmp_path)
+    assert list(records["seconds_per_step"]) == [0.4, 0.4] and set(records["commit"]) == {"abc"}
+    assert seconds_per_step(records) == {("flash", "fp32", "dit", "tiny"): 0.1}

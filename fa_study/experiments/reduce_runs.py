@@ -15,17 +15,19 @@ from pathlib import Path
 
 import pandas as pd
 
+from fa_study.experiments.pace import run_records
 from fa_study.experiments.predictions import deviations, loss_curves, prediction_differences
 from fa_study.experiments.runs import pairs_in, runs_in
 from fa_study.experiments.systematic import inner_products
 from fa_study.experiments.weights import weight_differences
-from fa_study.tables import DATA, ROOT, commit, read_manifest, read_table, write_table
+from fa_study.tables import DATA, ROOT, read_manifest, read_table, write_table
 
 PAIRS: dict[str, Callable[[Path, Container[str]], pd.DataFrame]] = {
     "weights.parquet": weight_differences,
     "predictions.parquet": prediction_differences,
 }
 RUNS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    "runs.csv": run_records,
     "losses.parquet": loss_curves,
     "deviations.parquet": deviations,
     "systematic.parquet": inner_products,
@@ -76,11 +78,16 @@ def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, com
         frames[name] = merged(measure(folder, known), stored[name])
     frames |= {name: merged(measure(folder), stored[name]) for name, measure in RUNS.items()}
     here, lines = origins(folder), []
-    revision = commit()  # looked up once, since the first table that is written makes the checkout "dirty"
     for name, frame in frames.items():
         if not frame.empty:
             facts = {key: sorted({*value, *entries.get(name, {}).get(key, ())}) for key, value in here.items()}
-            write_table(compact(frame), name, command=command, folder=tables, commit=revision, **facts)
+            write_table(
+                compact(frame) if name.endswith(".parquet") else frame,
+                name,
+                command=command,
+                folder=tables,
+                **facts,
+            )
             lines.append(f"{name}: {len(frame)} rows, from {len(facts['runs'])} runs")
     return lines
 

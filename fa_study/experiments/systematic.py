@@ -25,11 +25,14 @@ ARMS = ("flash", "baseline")
 
 
 def twin_families(folder: Path) -> dict[str, dict[tuple[str, int], Path]]:
-    """{family: {(arm, twin): run folder}} of runs that differ in their arm and nudge alone, two per arm or more."""
+    """{family: {(arm, twin): run folder}} of runs that differ in their arm and nudge alone, two per arm or more.
+
+    Runs whose weights were dropped are left out.
+    """
     families: dict[str, dict[tuple[str, int], Path]] = defaultdict(dict)
     for run, settings in runs_in(folder).items():
         name, twin = settings.pop("attn")["name"], settings.pop("twin")
-        if name in ARMS and not settings["twin_step"]:
+        if name in ARMS and not settings["twin_step"] and (run / "weights").exists():
             families[repr(settings)][name, twin] = run
     kept = {}
     for members in families.values():
