@@ -54,10 +54,8 @@ def merged(new: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table in FP32 and with text stored once: seven digits are more than any of these numbers has."""
-    narrow = {column: "float32" for column in frame.select_dtypes("float64")}
-    texts = {column: "category" for column in frame.select_dtypes(["object", "string"])}
-    return frame.astype(narrow | texts)
+    """The table in FP32: seven digits are more than any of these numbers has."""
+    return frame.astype({column: "float32" for column in frame.select_dtypes("float64")})
 
 
 def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, command: str = "make study") -> list[str]:
