@@ -13,7 +13,8 @@ PICTURE = ROOT / "book" / "_static" / "answer.svg"
 def main() -> None:
     grid, trained, weights = map(read_table, TABLES)
     errors = ratios(pd.concat([grid, trained]))
-    drift = pd.concat([whole_model(weights, kind) for kind in ("Flash against Baseline", "ulp twin")])
+    started = weights[weights["variant"] == ""]
+    drift = pd.concat([whole_model(started, kind) for kind in ("Flash against Baseline", "ulp twin")])
     manifest = read_manifest()
     chart = answer_picture(errors[errors["format"] == "bf16"], drift)
     write_svg(chart, PICTURE, sources={name: manifest[name]["sha256"] for name in TABLES})
