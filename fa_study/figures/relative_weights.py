@@ -117,7 +117,7 @@ def low_precision_ratio(frame: pd.DataFrame) -> alt.LayerChart:
         .transform_filter("datum.metric == metric && datum.average == average")
         .encode(
             alt.X("step:Q").title("training step").axis(tickCount=6),
-            alt.Color("pair:N").scale(domain=pairs, range=colours[: len(pairs)]).title(None),
+            alt.Color("pair:N").scale(domain=pairs, range=colours[: len(pairs)]).title(None).legend(labelLimit=320),
         )
     )
     band = base.mark_area(opacity=1, fillOpacity=0.2).encode(alt.Y("low_end:Q"), alt.Y2("high_end:Q"))

@@ -15,21 +15,22 @@ def systematic(effects: pd.DataFrame, *, level: float = 0.01) -> alt.FacetChart:
     ----------
     effects : `systematic_effect`; p below `level` is drawn as a filled mark.
     """
+    marks = [f"p < {level:g}", "not told from zero"]
     data = effects.assign(
-        precision=effects["precision"].astype(str).str.upper(),
-        space=effects["space"].astype(str),
-        found=(effects["p"] < level).map({True: f"p < {level:g}", False: "not told from zero"}),
+        precision=effects["precision"].str.upper(),
+        found=(effects["p"] < level).map({True: marks[0], False: marks[1]}),
     )
-    colours = alt.Scale(domain=["BF16", "FP32"], range=[COLOURS["Flash"], COLOURS["ulp twins"]])
+    precisions = sorted(set(data["precision"]))
+    colours = alt.Scale(domain=precisions, range=[COLOURS["Flash"], COLOURS["low precision"]][: len(precisions)])
     base = alt.Chart(data).encode(
         alt.X("step:Q").title("training step").axis(tickCount=6),
-        alt.Y("share:Q").title("systematic share of the squared distance").axis(format="%"),
+        alt.Y("share:Q").title("systematic share").axis(format="%", tickCount=5),
         alt.Color("precision:N").scale(colours).title(None),
     )
-    line = base.mark_line().encode(alt.StrokeDash("precision:N").title(None))
-    points = base.mark_point(size=60).encode(
-        alt.Shape("precision:N").title(None),
-        alt.FillOpacity("found:N").scale(domain=[f"p < {level:g}", "not told from zero"], range=[1, 0]).title(None),
+    line = base.mark_line().encode(alt.StrokeDash("precision:N").scale(domain=precisions).title(None))
+    points = base.mark_point(filled=True).encode(
+        alt.Shape("found:N").scale(domain=marks, range=["diamond", "circle"]).title(None),
+        alt.Size("found:N").scale(domain=marks, range=[140, 25]).title(None),
         tooltip=[
             *("precision:N", "step:Q", "twins:Q"),
             alt.Tooltip("share:Q").format(".2%"),
@@ -43,4 +44,5 @@ def systematic(effects: pd.DataFrame, *, level: float = 0.01) -> alt.FacetChart:
         for (space, p), row in found.iterrows()
     )
     text = f"Systematic share over training. Told from zero: {words or 'at no snapshot'}."
-    return describe((line + points).properties(width=240).facet("space:N", columns=2).resolve_scale(y="shared"), text)
+    both = (line + points).properties(height=150).facet(alt.Facet("space:N").title(None), columns=1)
+    return describe(both.resolve_scale(y="independent"), text)
