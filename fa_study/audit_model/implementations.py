@@ -1,13 +1,11 @@
 """Attention implementations by name, and how each is put into a transformers or a diffusers model.
 
 ==================================  ==================================================================================
-name                                what runs
-==================================  ==================================================================================
 eager                               attention written out: transformers' own; for diffusers a product, a softmax in at
                                     least FP32 and a product in place of PyTorch's attention
 sdpa                                PyTorch's attention; for diffusers the processors that the model was built with
-sdpa:math, :flash, :efficient,      PyTorch's attention held to one of its kernels; an error where that one cannot run
-:cudnn
+sdpa:math                           PyTorch's attention held to one of its kernels, or sdpa:flash, sdpa:efficient,
+                                    sdpa:cudnn; an error where that one cannot run
 emulated                            this package's FlashAttention 2 with the kernels' rounding, tiles of 64 keys
 flash_attention_2, flex_attention   any other that transformers registers (transformers models)
 AttnProcessor, AttnProcessor2_0     a class of diffusers.models.attention_processor that takes no arguments (diffusers)

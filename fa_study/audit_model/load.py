@@ -23,7 +23,7 @@ def load_model(
 
     Parameters
     ----------
-    source :
+    source
         * a folder with config.json and .safetensors files, as `save_pretrained` writes it,
         * a config.json file: the model gets random weights,
         * the name of a class of transformers or diffusers: its default configuration, and random weights.

@@ -91,12 +91,17 @@ def audit_model(
     """Is the difference that attention `b` makes in a model, in place of `a`, expected?
 
     Both run on the same inputs, forward and backward, beside the same model in float64. Expected is, by the rule of
-    FlashAttention's authors, an error of b of at most twice that of a, three times for gradients:
+    FlashAttention's authors, an error of `b` of at most twice that of `a`, three times for gradients: in every
+    attention layer by itself, fed in both cases with the inputs that it has under `a` (largest errors), and end to end
+    (relative L2 errors).
 
-    * in every attention layer by itself, fed in both cases with the inputs that it has under `a`: largest errors;
-    * end to end, in the relative L2 error. There rounding is amplified on its way, and the scale to read a difference
-      by is that of twins: the model under `a` with every weight moved by at most one unit in the last place. What
-      does not differ by more than they do is expected too.
+    On its way through a model rounding is amplified. The scale to read a difference by is that of twins: the model
+    under `a` with every weight moved by at most one unit in the last place. Whatever differs end to end by no more than
+    they do is expected too.
+
+    In float64 nothing at all is rounded, not even where the model computes in float32 by itself (norms, angles of
+    positions). Both implementations share that rounding: it makes the rule end to end more lenient, and the layers,
+    which are handed their inputs, no more lenient.
 
     Parameters
     ----------
