@@ -1,5 +1,6 @@
 """The charts of the book: one theme, one colour per meaning, and a function per figure (table in, Altair chart out)."""
 
+from fa_study.figures.amplification import amplification, forks
 from fa_study.figures.attribution import site_bars
 from fa_study.figures.blocks import block_ratios, blocks, rescalings
 from fa_study.figures.design import micro_benchmark, rounding_sites
@@ -17,12 +18,14 @@ from fa_study.figures.weights import group_differences, weight_differences
 __all__ = [
     "COLOURS",
     "against_golden",
+    "amplification",
     "bias",
     "block_ratios",
     "blocks",
     "by_format",
     "by_width",
     "control",
+    "forks",
     "fp8",
     "group_differences",
     "heat_map",

@@ -3,6 +3,7 @@
 Each function takes a figure's table and returns a `Verdict`, which a page shows and whose `holds` a test checks.
 """
 
+from fa_study.verdicts.amplification import explained_verdict
 from fa_study.verdicts.microbenchmark import (
     block_size_verdict,
     format_verdict,
@@ -27,6 +28,7 @@ __all__ = [
     "blame_verdict",
     "block_size_verdict",
     "drift_verdict",
+    "explained_verdict",
     "format_verdict",
     "initialisation_verdict",
     "law_verdict",
