@@ -87,7 +87,8 @@ def runs_in(folder: Path) -> dict[Path, dict]:
     """{run folder: settings} of every finished run in `folder`, in order of name."""
     runs = {}
     for manifest in sorted(folder.glob("*/manifest.json")):
-        if json.loads(manifest.read_text())["state"] == "finished":
+        # A folder of tables has a manifest too, and no state.
+        if json.loads(manifest.read_text()).get("state") == "finished":
             runs[manifest.parent] = run_settings(manifest.parent)
     return runs
 

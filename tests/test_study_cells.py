@@ -1,0 +1,89 @@
+"""One cell of each of the study's tables, computed again by hand from the snapshots of short runs."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import train_here
+
+from fa_study.experiments.reduce_runs import PAIRS, RUNS, reduce_runs
+from fa_study.tables import read_table
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """({name: run folder}, {table: frame}) of Flash and Baseline with a twin each, two steps long."""
+    runs_dir = tmp_path_factory.mktemp("runs")
+    common = ("steps=2", "snapshots.every=1", "probe.deviation_every=1", "sampling.count=0")
+    runs = {
+        f"{attn}{twin}": train_here(runs_dir, f"attn={attn}", f"twin={twin}", "precision=bf16", *common)
+        for attn in ("baseline", "flash")
+        for twin in (0, 1)
+    }
+    reduce_runs(runs_dir, runs_dir / "tables")
+    return runs, {name: read_table(name, runs_dir / "tables") for name in (*PAIRS, *RUNS)}
+
+
+def weights(run, step=2):
+    return load_file(run / "weights" / f"step-{step:06d}.safetensors")
+
+
+def test_the_weights_table(study):
+    runs, tables = study
+    a, b = weights(runs["flash0"]), weights(runs["baseline0"])
+    names = [name for name in a if not name.endswith("to_k.bias") and not name.endswith("k_proj.bias")]
+    difference = torch.cat([(a[name].double() - b[name].double()).ravel() for name in names])
+    size = torch.cat([b[name].double().ravel() for name in names])
+    frame = tables["weights.parquet"].query("kind == 'Flash against Baseline' and step == 2")
+    (row,) = frame.query("level == 'model' and average == 'pooled'").to_dict("records")
+    assert row["relative_l2"] == pytest.approx(float(difference.norm() / size.norm()), rel=1e-6)
+    assert row["max_difference"] == pytest.approx(float(difference.abs().max()), rel=1e-6)
+    name = "denoiser.proj_out.weight"
+    (row,) = frame[frame["name"] == name].to_dict("records")
+    by_hand = (np.sort(a[name].double().numpy().ravel()) - np.sort(b[name].double().numpy().ravel())).__abs__().mean()
+    assert row["wasserstein"] == pytest.approx(by_hand, rel=1e-6)
+    assert frame[frame["zero_gradient"].astype(bool)]["name"].str.endswith(".bias").all()
+
+
+def test_the_predictions_and_losses(study):
+    runs, tables = study
+    a, b = (
+        load_file(runs[name] / "predictions/step-000002.safetensors")["predicted"] for name in ("flash0", "baseline0")
+    )
+    row = tables["predictions.parquet"].query("kind == 'Flash against Baseline' and step == 2").iloc[0]
+    assert row["rms"] == pytest.approx(float((a - b).double().square().mean().sqrt()), rel=1e-6)
+    manifest = json.loads((runs["flash0"] / "manifest.json").read_text())
+    frame = tables["losses.parquet"].query("arm == 'flash' and twin == 0").set_index("step")
+    assert frame.loc[2, "held_out_loss"] == pytest.approx(manifest["snapshots"][-1]["held_out_loss"], rel=1e-6)
+    metrics = pd.read_csv(runs["flash0"] / "metrics.csv").set_index("step")
+    assert frame.loc[2, "loss"] == pytest.approx(metrics.loc[2, "loss"], rel=1e-6)
+
+
+def test_the_inner_products(study):
+    runs, tables = study
+    names = [n for n in weights(runs["flash0"]) if not n.endswith("to_k.bias") and not n.endswith("k_proj.bias")]
+
+    def moved(run):
+        a, b = weights(runs[run]), weights(runs["baseline0"])
+        return torch.cat([(a[name].double() - b[name].double()).ravel() for name in names])
+
+    rows = tables["systematic.parquet"].query(
+        "space == 'weights' and step == 2 and arm == 'flash' and other_arm == 'flash'"
+    )
+    (row,) = rows.query("twin == 0 and other_twin == 1").to_dict("records")
+    assert row["inner"] == pytest.approx(float(moved("flash0") @ moved("flash1")), rel=1e-5)
+
+
+def test_the_probe_and_the_record_of_the_runs(study):
+    runs, tables = study
+    probe = pd.read_csv(runs["flash1"] / "deviation.csv")
+    frame = tables["deviations.parquet"].query("arm == 'flash' and twin == 1")
+    assert len(frame) == len(probe) > 0
+    theirs = probe.query("arm == 'flash'").set_index(["step", "layer"])["rms"]
+    ours = frame.query("probed == 'flash'").set_index(["step", "layer"])["rms"]
+    assert ours.to_numpy() == pytest.approx(theirs.to_numpy(), rel=1e-6)
+    record = tables["runs.csv"].set_index("run").loc[runs["flash1"].name]
+    assert (record["steps"], record["batch_size"], record["twin"], record["arm"]) == (2, 2, 1, "flash")
