@@ -183,8 +183,8 @@ def test_short_answer():
     weights = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.3], ulp_twin=[0.1, 0.1, 0.2, 0.4])
     text = short_answer(formats, weights.assign(precision="bf16"))
     assert "errs 0.50 to 0.50 times as much" in text and "errs 3.0 to 3.0 times as much" in text
-    assert "30.0% in BF16" in text and "drift as far" in text and "0.75 in BF16, 95 % interval 0.75 to 0.75" in text
-    assert "2 to 2 seeds" in text
+    assert "30.0% in BF16" in text and "drift as far" in text and "0.75 [0.75, 0.75] in BF16" in text
+    assert "a small model and 2 seeds" in text
     farther = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.8], ulp_twin=[0.1, 0.1, 0.2, 0.4])
     assert "drift less far" in short_answer(formats, farther)
     assert "needs an explanation" in short_answer(formats, farther)

@@ -42,7 +42,7 @@ def short_answer(formats: pd.DataFrame, weights: pd.DataFrame) -> str:
     flash = flash[flash["step"] == flash["step"].max()].groupby("precision")["relative_l2"].median()
     drift = ", ".join(f"{value:.1%} in {precision.upper()}" for precision, value in flash.items())
     twins = ", ".join(
-        f"{row.centre:.2f} in {row.precision.upper()}, 95 % interval {row.low_end:.2f} to {row.high_end:.2f}"
+        f"{row.centre:.2f} [{row.low_end:.2f}, {row.high_end:.2f}] in {row.precision.upper()}"
         for row in ratios.itertuples()
     )
     alike = bool((ratios["low_end"] <= 1).all())
@@ -53,12 +53,12 @@ def short_answer(formats: pd.DataFrame, weights: pd.DataFrame) -> str:
         "2. Weights trained with it drift away from those trained without it, here by a relative distance of "
         f"{drift}, and those of a run without Flash Attention that is nudged by one unit in the last place drift "
         + ("as far" if alike else "less far")
-        + f" by the end (Flash over twin: {twins}).\n3. "
+        + f" by the end (Flash over twin, with the 95 % interval: {twins}).\n3. "
         + (
             "So the drift of the weights, which the paper measured, does not tell Flash Attention from any other "
             "perturbation; a fault of an attention kernel has to be looked for in the kernel's own error."
             if alike
             else "So the drift of the weights is more than training makes of any perturbation; it needs an explanation."
         )
-        + f" (Sentences 2 and 3 rest on a small model, {ratios['seeds'].min()} to {ratios['seeds'].max()} seeds.)"
+        + f" (Sentences 2 and 3 rest on a small model and {' or '.join(map(str, sorted(set(ratios['seeds']))))} seeds.)"
     )
