@@ -13,6 +13,7 @@ import torch
 from fa_study.experiments.attribution import ATTRIBUTION
 from fa_study.experiments.blocks import BLOCKS
 from fa_study.experiments.control import CONTROL
+from fa_study.experiments.dose import DOSE_ERRORS
 from fa_study.experiments.formats import FORMATS
 from fa_study.experiments.fp8 import FP8
 from fa_study.experiments.law import LAW
@@ -33,6 +34,7 @@ TABLES: dict[str, Sweep] = {
     "control.parquet": CONTROL,
     "law.parquet": LAW,
     "attribution.parquet": ATTRIBUTION,
+    "dose_errors.parquet": DOSE_ERRORS,
     **PUBLISHED_TABLES,
 }
 

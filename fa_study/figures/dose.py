@@ -1,0 +1,66 @@
+"""Drift against the error that attention is given."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from fa_study.experiments.dose import STEPS
+from fa_study.experiments.law import MODES
+from fa_study.figures.theme import COLOURS, describe, log_y
+from fa_study.figures.weights import spread_over_seeds
+
+_NAMES = {"Flash": "Flash kernel, FP32", **MODES}
+
+
+def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
+    """Drift over that of ulp twins against the RMS forward error of attention, a panel per step.
+
+    Parameters
+    ----------
+    response : `experiments.dose.dose_response`. space : "weights" or "predictions".
+
+    Returns
+    -------
+    alt.HConcatChart : median over the seeds, with smallest and largest as whiskers; shaded, where a further twin lies.
+    """
+    response = response[(response["space"] == space) & response["step"].isin(STEPS)]
+    shown = spread_over_seeds(response, "ratio", ["step", "variant", "rounding", "dose"])
+    shown["arm"] = shown["rounding"].map(_NAMES)
+    factors = response.groupby("step")["factor"].median()
+    arms = [name for name in _NAMES.values() if name in set(shown["arm"])]
+    x = alt.X("dose:Q").scale(type="log").title("RMS error of attention").axis(format=".0e", tickCount=4)
+    panels = []
+    for step, part in shown.groupby("step"):
+        title = f"{space}: drift / drift of ulp twins"
+        base = alt.Chart(part).encode(x)
+        dash, shape = (
+            channel("arm:N", sort=arms).scale(domain=arms).title(None) for channel in (alt.StrokeDash, alt.Shape)
+        )
+        layers = [
+            base.mark_rule(color=COLOURS["Flash"], opacity=0.5).encode(log_y("low", title), alt.Y2("high:Q")),
+            base.mark_line(color=COLOURS["Flash"], strokeWidth=1).encode(log_y("median", title), dash.legend(None)),
+            base.mark_point(color=COLOURS["Flash"], size=70).encode(
+                log_y("median", title),
+                shape,
+                tooltip=[
+                    *("arm:N", "variant:N", "seeds:Q"),
+                    alt.Tooltip("dose:Q").format(".1e").title("RMS error"),
+                    alt.Tooltip("median:Q").format(".3g").title("ratio"),
+                ],
+            ),
+        ]
+        twins = pd.DataFrame({"low": [1 / factors[step]], "high": [factors[step]], "median": [1.0]})
+        twins = alt.Chart(twins.dropna() if twins["high"].notna().all() else twins[["median"]])
+        layers.insert(0, twins.mark_rule(color=COLOURS["ulp twins"]).encode(alt.Y("median:Q")))
+        if pd.notna(factors[step]):
+            band = twins.mark_rect(color=COLOURS["ulp twins"], opacity=0.25)
+            layers.insert(0, band.encode(alt.Y("low:Q"), alt.Y2("high:Q")))
+        panels.append(alt.layer(*layers).properties(title=f"step {step}", width=170))
+    last = shown[shown["step"] == shown["step"].max()]
+    words = "; ".join(f"{row.arm} {row.variant}, error {row.dose:.1e}: {row.median:.3g}" for row in last.itertuples())
+    return describe(
+        alt.hconcat(*panels, spacing=10).resolve_scale(y="shared"),
+        f"Drift of the {space} over that of ulp twins against the RMS error of attention. At step "
+        f"{shown['step'].max()}: {words}.",
+    )

@@ -1,0 +1,89 @@
+"""The verdicts on what the size and the bias of attention's error do to training."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fa_study.experiments.dose import STEPS
+from fa_study.experiments.law import MODES
+from fa_study.verdicts.microbenchmark import answer
+from fa_study.verdicts.verdict import Verdict
+
+_SPACES = ("weights", "predictions")
+
+
+def size_verdict(tests: pd.DataFrame, response: pd.DataFrame) -> Verdict:
+    """Does the size of attention's forward error predict how far training drifts?
+
+    It does in a space and at a step if drift rises with dose (`experiments.dose.rank_test`).
+
+    Parameters
+    ----------
+    tests : `experiments.dose.rank_test`. response : `experiments.dose.dose_response`.
+    """
+    tests = tests[tests["step"].isin(STEPS)]
+    known = response.groupby("step")["factor"].any()
+    words = []
+    for row in tests[tests["space"] == "weights"].itertuples():
+        spread = "beyond the twins at no error" if known[row.step] else "the twins' spread being unknown"
+        beyond = f"beyond the twins from an error of {row.exceeds:.1e} on" if row.exceeds > 0 else spread
+        words.append(
+            f"at step {row.step} it grows like the error to the power {row.exponent:.2f} (τ = {row.tau:.2f}, "
+            f"p = {row.p:.1g}), {beyond}"
+        )
+    given = response["dose"]
+    text = (
+        f"{response['variant'].nunique()} arms give attention an RMS error of {given.min():.0e} to {given.max():.0e}. "
+        f"Drift of the weights over that of ulp twins, {response['seed'].nunique()} seeds: {'; '.join(words)}."
+    )
+    return Verdict("'the size of the error predicts the drift'", answer(int(tests["rises"].sum()), len(tests)), text)
+
+
+def bias_verdict(beside: pd.DataFrame) -> Verdict:
+    """Does an error that leans to one side move training further than an error of the same size that does not?
+
+    Asked of rounding toward zero, whose error shrinks the output. It does in an arm, space, step and seed if it drifts
+    further than rounding to nearest at the same forward error by more than the factor within which ulp twins lie.
+
+    Parameters
+    ----------
+    beside : `experiments.dose.beside_nearest`.
+    """
+    beside = beside[beside["step"].isin(STEPS) & beside["factor"].notna()]
+    leaning = beside[beside["rounding"] == "toward_zero"]
+    further = leaning["excess"] > leaning["factor"]
+    words = []
+    for rounding in ("toward_zero", "stochastic"):
+        part = beside[(beside["rounding"] == rounding) & (beside["space"] == "weights")]
+        medians = part.groupby("step")["excess"].median()
+        if len(medians):
+            steps = ", ".join(f"{value:.2g} at step {step}" for step, value in medians.items())
+            words.append(f"{MODES[rounding]} {steps} ({part['variant'].nunique()} widths)")
+    text = (
+        "Drift of the weights over that of rounding to nearest with the same RMS error: "
+        f"{'; '.join(words)}. Further than a further twin would lie in {int(further.sum())} of {len(leaning)} cases."
+    )
+    return Verdict("'bias drives the drift'", answer(int(further.sum()), len(leaning)), text)
+
+
+def direction_sentence(shared: pd.DataFrame) -> str:
+    """What the cosines between two widths of one rounding say, beside those of ulp twins.
+
+    Parameters
+    ----------
+    shared : `experiments.directions.shared_direction`.
+    """
+    shared = shared[shared["step"].isin(STEPS) & (shared["space"] == "weights")]
+    words = []
+    for rounding, part in shared.groupby("rounding"):
+        medians = part.groupby("step")["cosine"].median()
+        steps = ", ".join(f"{value:+.2f} at step {step}" for step, value in medians.items())
+        words.append(f"{MODES[rounding]} {steps}")
+    known = shared[shared["pairs"] > 0]
+    twins = (
+        f"Between ulp twins the cosines lie between {known['low'].min():+.2f} and {known['high'].max():+.2f} "
+        f"(up to {known['pairs'].max()} pairs)"
+        if len(known)
+        else "There are no two ulp twins of one run to compare them with"
+    )
+    return f"Cosine between the displacements at 7 and at 10 fraction bits: {'; '.join(words)}. {twins}."

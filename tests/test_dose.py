@@ -1,0 +1,177 @@
+"""Dose and bias: the measurements on made-up tables whose answers are known, on run folders, and drawn."""
+
+import json
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import vl_convert
+from made_runs import make_run
+
+from fa_study import figures
+from fa_study.experiments import dose
+from fa_study.experiments.directions import displacement_cosines, shared_direction
+from fa_study.figures.dose import dose_response as chart
+from fa_study.verdicts.dose import bias_verdict, direction_sentence, size_verdict
+
+DOSES = {"uniform e8m4": 1e-2, "uniform e8m7": 1e-3, "uniform e8m10": 1e-4, "uniform e8m7:toward_zero": 2e-3}
+TWINS = (0.5e-7, 1e-7, 2e-7)
+
+
+def stored_errors():
+    """RMS error by format and rounding: stochastic 1.5 times, toward zero twice that to nearest."""
+    factors = {"nearest_even": 1.0, "stochastic": 1.5, "toward_zero": 2.0}
+    return pd.DataFrame(
+        {"format": f, "rounding": r, "seed": s, "rms": 2.0**-bits * factor}
+        for (f, bits), (r, factor), s in product((("e8m4", 4), ("e8m7", 7)), factors.items(), range(3))
+    )
+
+
+def probe(arms, precision="fp32"):
+    """The probe of runs whose attention has this error: {arm: (probed, rms of each layer)}."""
+    return pd.DataFrame(
+        {"arm": arm, "precision": precision, "probed": name, "rms": rms, "step": 0}
+        for arm, (probed, layers) in arms.items()
+        for name, sizes in (("baseline", (1e-8,)), (probed, layers))
+        for rms in sizes
+    )
+
+
+def test_the_dose_is_what_the_probe_found_or_scaled_from_it():
+    found = probe({"uniform e8m7": ("tiled", (3.0, 4.0)), "flash": ("flash", (5e-8,))})
+    found = pd.concat([found, probe({"flash": ("flash", (1.0,))}, "bf16")])
+    table = dose.doses(found, stored_errors()).set_index("variant")
+    assert table.loc["uniform e8m7", "dose"] == pytest.approx(12.5**0.5) and table.loc["uniform e8m7", "probed"]
+    assert table.loc["", "dose"] == pytest.approx(5e-8)  # of the run in FP32
+    stochastic = table.loc["uniform e8m7:stochastic"]
+    assert stochastic["dose"] == pytest.approx(1.5 * 12.5**0.5) and not stochastic["probed"]
+    assert not [variant for variant in table.index if "e8m4" in variant]  # never probed
+
+
+def test_the_cell_measures_the_error_and_its_lean():
+    nearest, zero = (dose.dose_cell(format="e8m7", rounding=r, N=128) for r in ("nearest_even", "toward_zero"))
+    fine = dose.dose_cell(format="e8m14", rounding="nearest_even", N=128)
+    assert len(nearest) == 20 and nearest["rms"].median() == pytest.approx(2**7 * fine["rms"].median(), rel=0.5)
+    assert zero["lean"].median() < -0.5 < nearest["lean"].abs().median() - 0.3
+    assert nearest["lean"].abs().median() < 0.2
+
+
+def tables(power=1.0, bias=1.0, seeds=(0, 1), twins=TWINS, steps=dose.STEPS):
+    """The study's tables where drift is 1e-7 (dose / 1e-4)^power, and `bias` times that toward zero."""
+    drifts = {(dose.TILED, v): 1e-7 * (d / 1e-4) ** power * (bias if "zero" in v else 1) for v, d in DOSES.items()}
+    rows = [(*key, "fp32", drift) for key, drift in drifts.items()]
+    rows += [(dose.TWIN, "", "fp32", twin) for twin in twins]
+    rows += [(dose.TWIN, "from step 100", "fp32", 1.0), (dose.FLASH, "", "bf16", 1.0), (dose.FLASH, "", "fp32", 0.0)]
+    frame = pd.DataFrame(
+        {"kind": k, "variant": v, "precision": p, "seed": seed, "step": step, "level": "model", "average": "pooled"}
+        | {"relative_l2": drift * (1 + seed), "rms": 3 * drift * (1 + seed)}
+        for (k, v, p, drift), seed, step in product(rows, seeds, steps)
+    )
+    given = pd.DataFrame(
+        {"variant": v, "rounding": "toward_zero" if "zero" in v else "nearest_even", "dose": d, "probed": True}
+        for v, d in DOSES.items()
+    )
+    return dose.dose_response(frame.drop(columns="rms"), frame.drop(columns="relative_l2"), given)
+
+
+def test_drift_is_told_in_units_of_the_twins_of_its_seed():
+    response = tables()
+    assert set(response["space"]) == {"weights", "predictions"} and set(response["variant"]) == set(DOSES)
+    medians = response.groupby("variant")["ratio"].agg(["min", "max"])
+    assert medians.loc["uniform e8m10"].tolist() == pytest.approx([1, 1])
+    assert medians.loc["uniform e8m7"].tolist() == pytest.approx([10, 10])
+
+
+def test_the_twins_factor_is_a_prediction_interval():
+    scale = dose.twin_scale(twin_rows(TWINS, (0,)))
+    assert scale["twin"].tolist() == pytest.approx([1e-7]) and scale["twins"].tolist() == [3]
+    # Three logarithms with standard deviation log 2; t of 2 degrees of freedom at 97.5 % is 4.303.
+    assert np.log(scale["factor"]).tolist() == pytest.approx([4.303 * np.log(2) * (4 / 3) ** 0.5], rel=1e-3)
+    both = dose.twin_scale(twin_rows(TWINS, (0, 1)))
+    assert (both["factor"] < scale["factor"].iloc[0]).all()  # the same scatter, known from twice as many twins
+    assert dose.twin_scale(twin_rows(TWINS[:1], (0, 1)))["factor"].isna().all()
+
+
+def twin_rows(drifts, seeds):
+    return pd.DataFrame(
+        {"space": "weights", "step": 100, "seed": seed, "drift": drift} for seed in seeds for drift in drifts
+    )
+
+
+def test_the_rank_test():
+    test = dose.rank_test(tables()).set_index(["space", "step"]).loc[("weights", 100)]
+    assert (test["arms"], test["seeds"], test["tau"]) == (4, 2, 1) and test["p"] == pytest.approx(1 / 24)
+    assert test["exponent"] == pytest.approx(1) and test["rises"]
+    factor = tables()["factor"].iloc[0]
+    assert test["exceeds"] == min(d for d in DOSES.values() if d / 1e-4 > factor)
+    flat = dose.rank_test(tables(power=-1.0)).iloc[0]
+    assert flat["tau"] == -1 and not flat["rises"] and np.isnan(flat["exceeds"])
+
+
+def test_the_other_rounding_is_held_against_nearest_at_the_same_size():
+    excess = dose.beside_nearest(tables(power=0.7, bias=3.0))
+    assert set(excess["rounding"]) == {"toward_zero"} and excess["excess"].to_numpy() == pytest.approx(3.0)
+    few = tables()
+    few = few[few["variant"] != "uniform e8m4"]  # now toward zero has the largest error of all
+    assert dose.beside_nearest(few).empty
+
+
+def test_the_verdicts_follow_the_numbers():
+    rising, saturated = tables(), tables(power=0.0)
+    rising = pd.concat([rising[rising["step"] == 100], saturated[saturated["step"] > 100]])
+    tests = dose.rank_test(rising)
+    verdict = size_verdict(tests, rising)
+    assert verdict.holds == "holds only where"
+    assert (
+        "4 arms give attention an RMS error of 1e-04 to 1e-02" in verdict.text
+        and "2 seeds: at step 100" in verdict.text
+    )
+    assert (
+        "at step 100 it grows like the error to the power 1.00 (τ = 1.00, p = 0.04), beyond the twins" in verdict.text
+    )
+    assert "beyond the twins at no error" in verdict.text
+    assert size_verdict(dose.rank_test(tables()), tables()).holds == "holds"
+    alone = tables(twins=TWINS[:1])
+    assert "the twins' spread being unknown" in size_verdict(dose.rank_test(alone), alone).text
+    assert bias_verdict(dose.beside_nearest(tables(bias=1e4))).holds == "holds"
+    none = bias_verdict(dose.beside_nearest(tables(bias=1.1)))
+    assert none.holds == "does not hold"
+    assert "toward zero 1.1 at step 100, 1.1 at step 200, 1.1 at step 400 (1 widths)" in none.text
+    assert "in 0 of 12 cases" in none.text
+
+
+def test_a_bias_displaces_both_widths_alike(tmp_path):
+    """Displacements along the axes of the weights: toward zero both along one, the twins along one each."""
+    axes = torch.eye(6).reshape(6, 2, 3)
+    moved = {("tiled", ":toward_zero"): (axes[0], axes[0]), ("tiled", ""): (axes[1], axes[2])}
+    make_run(tmp_path, "baseline", shifts=(0 * axes[0], 0 * axes[0]))
+    for (attn, mark), shifts in moved.items():
+        for format, shift in zip(("e8m7", "e8m10"), shifts):
+            own = {"policy": "uniform", "format": format + mark}
+            make_run(tmp_path, attn, shifts=(0 * axes[0], 0.1 * shift), **own)
+    for twin in (1, 2):
+        make_run(tmp_path, "baseline", twin=twin, shifts=(0 * axes[0], axes[2 + twin]))
+    make_run(tmp_path, "flash", twin=1, shifts=(axes[5], axes[5]))  # twins of Flash have no place here
+    cosines = displacement_cosines(tmp_path)
+    assert set(cosines["step"]) == {100} and not set(cosines["a"]) & {"Flash"} and set(cosines["seed"]) == {0}
+    assert set(cosines["precision"]) == {"fp32"} and len(cosines) == 2 * 15
+    shared = shared_direction(cosines).set_index(["rounding", "space"])
+    assert shared.loc[("toward_zero", "weights"), ["cosine", "pairs", "beyond"]].tolist() == [pytest.approx(1), 1, True]
+    assert shared.loc[("nearest_even", "predictions"), ["cosine", "beyond"]].tolist() == [pytest.approx(0), False]
+    assert displacement_cosines(tmp_path / "nothing").empty
+    text = direction_sentence(shared.reset_index())
+    assert "toward zero +1.00 at step 100" in text and "between +0.00 and +0.00 (up to 1 pairs)" in text
+    alone = cosines[~cosines["a"].str.startswith("twin")]
+    assert "no two ulp twins" in direction_sentence(shared_direction(alone))
+
+
+@pytest.mark.parametrize("twins", [TWINS, (1e-7,)])
+def test_the_chart_has_a_panel_per_step(twins):
+    figures.register_theme()
+    spec = chart(tables(twins=twins), "weights").to_dict()
+    svg = vl_convert.vegalite_to_svg(json.dumps(spec), vl_version="6.4")
+    assert "NaN" not in svg and "undefined" not in svg
+    assert all(f"step {step}" in svg for step in dose.STEPS) and "toward zero" in svg
+    assert "to nearest uniform e8m7, error 1.0e-03: 10;" in spec["usermeta"]["alt"]
