@@ -103,6 +103,8 @@ def audit_model(
     positions). Both implementations share that rounding: it makes the rule end to end more lenient, and the layers,
     which are handed their inputs, no more lenient.
 
+    The copies take up to five times the memory of 16-bit weights, three times that of float32. There is no time limit.
+
     Parameters
     ----------
     model : of transformers or diffusers, in float64, float32, bfloat16 or float16. It is left as it is: copies run,
