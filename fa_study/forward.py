@@ -184,10 +184,10 @@ def _collect(call: Call, chunks: Iterable, given: torch.dtype) -> AttentionResul
         precision = "bf16" if call.paths.narrow_values else "ieee"
         with torch.no_grad(), torch.autocast(device.type, enabled=False), float32_products(precision):
             for chunk, o, log_sum, top, counted in chunks:
-                rows = chunk.rows
-                out[:, :, rows] = o[:, :, : chunk.length, : s.Dv].to(out.dtype)
-                lse[:, :, rows] = log_sum[:, :, : chunk.length, 0].to(wide)
-                largest[:, :, rows] = top[:, :, : chunk.length, 0].to(wide)
+                place = (*chunk.place, chunk.rows)
+                out[place] = o[:, :, : chunk.length, : s.Dv].to(out.dtype)
+                lse[place] = log_sum[:, :, : chunk.length, 0].to(wide)
+                largest[place] = top[:, :, : chunk.length, 0].to(wide)
                 counts = {name: counts[name] + counted[name] for name in counts}
     counts["overflows"] = dict(call.sites.overflows)
     counts["nonfinite"] = count_nonfinite(out)

@@ -6,8 +6,10 @@ R rows of a chunk after padding, W keys of a tile after padding.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,19 +21,22 @@ from fa_study.rounding import RoundingPolicy
 from fa_study.sites import Sites
 from fa_study.tile_products import padded, round_up, tile_width
 
-# Elements of a tile of scores, 2 MB of float32. Fewer fit a cache better, but pay the fixed cost of a call more often;
-# where a tile takes few passes the fixed cost decides.
-CHUNK, CHUNK_OF_FEW_PASSES = 2**19, 2**22
+# Elements of a tile of scores, 2 MB of float32. Fewer fit a cache better, but pay the fixed cost of a call more often.
+CHUNK = 2**19
 
 
 @dataclass
 class Chunk:
-    """Some query rows of all heads: q (N, G R, D), padded to R rows; left is q, or scale q if `scaled_queries`."""
+    """Some query rows of all heads: q (N, G R, D), padded to R rows; left is q, or scale q if `scaled_queries`.
+
+    place : the batch and the heads that these are, where a call has been taken apart.
+    """
 
     rows: slice
     R: int
     q: Tensor
     left: Tensor
+    place: tuple[slice, slice]
 
     @property
     def length(self) -> int:
@@ -99,6 +104,18 @@ class Operands:
         self._tiles: dict[tuple[str, int, int], Tensor] = {}
         # The backward pass needs the capped scores before the bias.
         self.keep_capped, self.capped = False, None
+        self.place = slice(None), slice(None)
+
+    def by_key_head(self) -> Iterator[Self]:
+        """A call for each key head, since more rows of fewer heads take fewer products. Only without mask and bias."""
+        s = self.shapes
+        for n in range(s.B * s.Hkv):
+            b, h = divmod(n, s.Hkv)
+            part = copy.copy(self)
+            part.shapes, part._tiles = replace(s, B=1, H=s.G, Hkv=1), {}
+            part.q, part.k, part.v = self.q[b : b + 1, h : h + 1], self.k[n : n + 1], self.v[n : n + 1]
+            part.place = slice(b, b + 1), slice(h * s.G, (h + 1) * s.G)
+            yield part
 
     @property
     def policy(self) -> RoundingPolicy:
@@ -119,10 +136,10 @@ class Operands:
         width = tile_width(min(size, S), self.paths.narrow_scores and not self.paths.native)
         return [slice(j, min(j + size, S)) for j in range(0, S, size)], width
 
-    def chunks(self, step: int, width: int, elements: int = CHUNK) -> Iterator[Chunk]:
-        """The rows in chunks of a multiple of `step`, of `elements` scores (B, H, R, width)."""
+    def chunks(self, step: int, width: int) -> Iterator[Chunk]:
+        """The rows in chunks of a multiple of `step`, of CHUNK scores (B, H, R, width)."""
         s = self.shapes
-        fitting = elements // max(1, width * s.B * s.H)
+        fitting = CHUNK // max(1, width * s.B * s.H)
         size = step * max(1, fitting // step)
         for start in range(0, s.L, size):
             yield self.chunk(slice(start, min(start + size, s.L)))
@@ -131,7 +148,7 @@ class Operands:
         s, R = self.shapes, round_up(rows.stop - rows.start, 16)
         q = padded(self.q[:, :, :, rows], R, self.D)
         q = q.view(s.B * s.Hkv, s.G * R, self.D)
-        return Chunk(rows, R, q, q * self.features.scale if self.paths.scaled_queries else q)
+        return Chunk(rows, R, q, q * self.features.scale if self.paths.scaled_queries else q, self.place)
 
     def heads(self, x: Tensor) -> Tensor:
         """(N, G R, W) seen as (B, H, R, W)."""

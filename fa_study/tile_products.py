@@ -1,15 +1,17 @@
 """Matrix products of tiles whose bits do not depend on how a matrix was cut, padded, stored or shared among threads.
 
 A plain product chooses its order of summation by its shape: a product of one column is a dot product, one over many
-terms is cut into pieces by the number of rows and threads. Therefore every operand here is contiguous, every dimension
-is padded with zeros to 16 rows, 16 columns and a `tile_width` of keys, and sums of more than a `slab` of terms are cut
-into slabs here, in a fixed order. The tests of the bit rules hold these choices.
+terms is cut into pieces by the number of rows and threads, and the last columns may be added up in another way than the
+others. Therefore every operand here is contiguous, every dimension is padded with zeros to 16 rows, a `column_step` and
+a `tile_width` of keys, and sums of more than a `slab` of terms are cut into slabs here, in a fixed order. Libraries
+choose by the processor: what this one needs is tried out once. The tests of the bit rules hold these choices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -33,7 +35,34 @@ def tile_width(keys: int, narrow: bool = False) -> int:
 
 def slab(dtype: torch.dtype, narrow: bool = False) -> int:
     """Number of terms up to which a native product adds in an order that does not depend on the other sizes."""
-    return 512 if narrow else 128 if dtype == torch.float64 else 256
+    return 512 if narrow else _terms_of_one_order(dtype, 128 if dtype == torch.float64 else 256)
+
+
+@cache
+def _terms_of_one_order(dtype: torch.dtype, most: int) -> int:
+    """The largest multiple of 64, at most `most`, where zeros behind the terms of a product change no bit of it."""
+    a, b = (_irregular(64, most, dtype), _irregular(most, 64, dtype))
+    with torch.no_grad(), float32_products("ieee"):
+        for terms in range(most, 64, -64):
+            shorter = range(64, terms, 16)
+            whole = [torch.bmm(padded(a[..., :n], 64, terms), padded(b[:, :n], terms, 64)) for n in shorter]
+            alone = [torch.bmm(a[..., :n].contiguous(), b[:, :n].contiguous()) for n in shorter]
+            if all(map(torch.equal, whole, alone)):
+                return terms
+    return 64
+
+
+@cache
+def column_step(dtype: torch.dtype) -> int:
+    """What the number of a product's columns is padded to a multiple of, so that all are added up alike."""
+    with torch.no_grad(), float32_products("ieee"):
+        alike = torch.bmm(_irregular(64, 64, dtype), _irregular(64, 1, dtype).expand(1, 64, 64).contiguous())
+    return 16 if (alike == alike[..., :1]).all() else 24
+
+
+def _irregular(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """(1, rows, columns) numbers whose sums are all rounded."""
+    return torch.arange(1, rows * columns + 1, dtype=torch.float64).sin().to(dtype).view(1, rows, columns)
 
 
 @contextmanager
@@ -75,6 +104,10 @@ def product(
     if a.dtype != torch.bfloat16 and not accumulation.is_native(a.dtype):
         return matmul(a, b, accumulation, generator)
     narrow = narrow and a.dtype == torch.float32
+    spare = 0 if narrow else -b.shape[-1] % column_step(a.dtype)
+    if spare:
+        total = product(a, pad(b, (0, spare)), accumulation)[..., :-spare]
+        return total.contiguous() if out is None else out.copy_(total)
     terms, step = a.shape[-1], slab(a.dtype, narrow)
     with float32_products("bf16" if narrow else "ieee"):
         if terms <= step:

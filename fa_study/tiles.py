@@ -23,7 +23,6 @@ from torch import Tensor
 
 from fa_study.call import Call, Chunk
 from fa_study.exponentials import fexp_u20
-from fa_study.operands import CHUNK, CHUNK_OF_FEW_PASSES
 
 ALGORITHMS = ("fa1", "fa2", "fa4")
 Shift = Callable[[Tensor, Tensor], Tensor]
@@ -56,34 +55,34 @@ def run_tiles(call: Call, options: TileOptions):
     """Yields (rows, out (B, H, R, Dv), lse (B, H, R, 1), largest scores, counts) for every chunk of rows."""
     tiles, W = call.key_tiles(options.Bc)
     plain = _is_plain(call, options)
-    elements = CHUNK_OF_FEW_PASSES if plain and call.exp == "exact" else CHUNK
-    for chunk in call.chunks(options.Br, W, elements):
-        s = call.shapes
-        column = torch.full((s.B, s.H, chunk.R, 1), -math.inf, dtype=call.carrier, device=chunk.q.device)
-        o = column.new_zeros(s.B, s.H, chunk.R, call.Dv)
-        state = Rows(column, torch.zeros_like(column), o, column)
-        for keys in reversed(tiles) if options.reverse else tiles:
-            if plain and keys.stop - keys.start == W:
-                _add_plain_tile(call, options, chunk, keys, W, state)
-            else:
-                _add_tile(call, options, chunk, keys, W, state)
-        yield chunk, *_finish(call, options, chunk, state), state.top, state.counts
+    for part in call.by_key_head() if plain else (call,):
+        for chunk in part.chunks(options.Br, W):
+            s = part.shapes
+            column = torch.full((s.B, s.H, chunk.R, 1), -math.inf, dtype=call.carrier, device=chunk.q.device)
+            o = column.new_zeros(s.B, s.H, chunk.R, call.Dv)
+            state = Rows(column, torch.zeros_like(column), o, column)
+            for keys in reversed(tiles) if options.reverse else tiles:
+                if plain and keys.stop - keys.start == W:
+                    _add_plain_tile(part, options, chunk, keys, W, state)
+                else:
+                    _add_tile(part, options, chunk, keys, W, state)
+            yield chunk, *_finish(part, options, chunk, state), state.top, state.counts
 
 
 def _is_plain(call: Call, options: TileOptions) -> bool:
     """Whether `_add_plain_tile` does all that `_add_tile` would, for a full tile of keys."""
     sites, features, paths = call.sites, call.features, call.paths
     inner = all(map(sites.is_free, ("scores", "max", "exponentials", "sum", "rescale", "accumulator")))
-    as_given = paths.casts_probabilities or sites.is_free("probabilities")
+    repeatable = call.policy.probabilities.mode != "stochastic"  # whose numbers fall on other elements in other chunks
     simple = features.bias is None and features.softcap is None and not features.hides
     simple = simple and call.exp in ("exact", "fexp_u20") and call.probability_scale == 1
     # Bfloat16 tensors need the detours by way of float32 that only `_add_tile` takes.
-    return inner and as_given and simple and paths.mild and not paths.native and options.algorithm == "fa2"
+    return inner and repeatable and simple and paths.mild and not paths.native and options.algorithm == "fa2"
 
 
 def _add_plain_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice, W: int, state: Rows) -> None:
-    """The operations of `_add_tile` that have an effect where no key is absent, nothing overflows, and the matrix units
-    do all the rounding: in PyTorch, calls cost as much as arithmetic on a tile of this size."""
+    """The operations of `_add_tile` that have an effect where no key is absent, nothing overflows, and only P is
+    rounded: in PyTorch, calls cost as much as arithmetic on a tile of this size."""
     flat = call.buffered_product("scores", chunk.left, call.keys_t(keys, W), call.paths.narrow_scores)
     s = call.heads(flat)
     if not call.paths.scaled_queries:
@@ -91,7 +90,8 @@ def _add_plain_tile(call: Call, options: TileOptions, chunk: Chunk, keys: slice,
     m = torch.maximum(state.m, s.amax(-1, keepdim=True))
     e = fexp_u20(s.sub_(m)) if call.exp == "fexp_u20" else s.sub_(m).exp_()
     total = e.sum(-1, keepdim=True)
-    pv = call.heads(call.buffered_product("values", call.flat(e), call.values(keys, W), call.paths.narrow_values))
+    p = e if call.paths.casts_probabilities else call.sites("probabilities", e)
+    pv = call.heads(call.buffered_product("values", call.flat(p), call.values(keys, W), call.paths.narrow_values))
     if state.counts["tiles"]:
         state.counts["rescalings"] += int(torch.count_nonzero((m > state.m)[:, :, : chunk.length]))
     state.counts["tiles"] += _live_tiles(call, options, chunk, None)

@@ -178,7 +178,7 @@ def test_one_and_two_threads_give_the_same_bits(policy):
 
 
 @pytest.mark.parametrize("policy", BIT_POLICIES.values(), ids=BIT_POLICIES)
-@pytest.mark.parametrize("keys, added", [(32, 8), (100, 30), (250, 300), (512, 1)])
+@pytest.mark.parametrize("keys, added", [(32, 8), (100, 30), (130, 400), (200, 90), (250, 300), (512, 1)])
 def test_a_padded_and_masked_key_is_no_key(policy, keys, added):
     q, k, v = normal(1, 2, 33, 32), normal(1, 2, keys + added, 32), normal(1, 2, keys + added, 32)
     k[..., keys:, :], v[..., keys:, :] = 1e30, math.nan

@@ -34,7 +34,7 @@ def spared_nothing(choose):
 def test_nothing_that_is_spared_changes_a_bit(name, exp, keys, monkeypatch):
     policy, dtype = POLICIES[name]
     torch.manual_seed(0)
-    q, k, v = torch.randn(1, 4, 300, 64), torch.randn(1, 2, keys, 64), torch.randn(1, 2, keys, 48)
+    q, k, v = torch.randn(2, 4, 300, 64), torch.randn(2, 2, keys, 64), torch.randn(2, 2, keys, 48)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     got = flash_attention(q, k, v, policy=policy, tile=(32, 64), exp=exp)
     assert got.counts["rescalings"] > 0
@@ -52,8 +52,12 @@ def test_the_short_step_is_taken_and_only_where_it_may_be(monkeypatch):
     monkeypatch.setattr(tiles, "_add_plain_tile", lambda *a: (taken.append(1), step(*a)))
     q, k, v = (torch.randn(1, 2, 64, 32).bfloat16() for _ in range(3))
     flash_attention(q, k, v, policy=RoundingPolicy.kernel("bf16"), tile=(64, 32))
-    assert len(taken) == 2
+    assert len(taken) == 4  # two heads, two tiles
     for options in ({"causal": "top_left"}, {"softcap": 5.0}, {"algorithm": "fa1"}, {"probability_scale": 256.0}):
         flash_attention(q, k, v, policy=RoundingPolicy.kernel("bf16"), tile=(64, 32), **options)
-    flash_attention(q, k, v, policy=RoundingPolicy.uniform("bf16"), tile=(64, 32))
-    assert len(taken) == 2
+    for policy in (
+        RoundingPolicy.uniform("bf16"),
+        RoundingPolicy.kernel("bf16").replace(probabilities="bf16:stochastic"),
+    ):
+        flash_attention(q, k, v, policy=policy, tile=(64, 32), generator=torch.Generator())
+    assert len(taken) == 4

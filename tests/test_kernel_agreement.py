@@ -9,11 +9,14 @@ import torch
 
 from fa_study.attention import attention_gradients, flash_attention, golden_attention
 from fa_study.rounding import RoundingPolicy
+from fa_study.tile_products import slab
 
 pytestmark = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the kernel's bits are those of its AVX-512 build"
 )
 KERNEL_TILE = 512
+# Where the library cuts sums of 256 products in two, its cuts cannot all be ours, which a padded key must not move.
+FULL_SLABS = slab(torch.float32) == 256
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GRID = [(256, 32), (256, 128), (1024, 64), (2048, 64)]
 FULL_GRID = [(N, D) for N in (256, 512, 1024, 2048, 4096) for D in (32, 64, 96, 128)]
@@ -45,7 +48,7 @@ def check_forward(fmt, N, D, distribution, causal=False):
     causal = "top_left" if causal else None
     got = emulated(q, k, v, RoundingPolicy.kernel(fmt), causal=causal)
     golden = golden_attention(q, k, v, causal=causal).out
-    assert (got.out == out).float().mean() >= 0.999
+    assert (got.out == out).float().mean() >= (0.999 if fmt == "bf16" or FULL_SLABS else 0.998)
     assert r2(out, got.out, golden) >= 0.99
     assert (got.lse - lse).abs().max() <= 4e-6 * lse.abs().max()
 
