@@ -6,6 +6,7 @@ from fa_study.figures.blocks import block_ratios, blocks, rescalings
 from fa_study.figures.design import micro_benchmark, rounding_sites
 from fa_study.figures.formats import against_golden, by_format, by_width, fp8
 from fa_study.figures.law import bias, law
+from fa_study.figures.layers import deviation_and_drift, flash_against_twin
 from fa_study.figures.lengths import lengths
 from fa_study.figures.relative_weights import low_precision_ratio, relative_weights
 from fa_study.figures.samples import samples
@@ -25,6 +26,8 @@ __all__ = [
     "by_format",
     "by_width",
     "control",
+    "deviation_and_drift",
+    "flash_against_twin",
     "forks",
     "fp8",
     "group_differences",

@@ -4,6 +4,7 @@ Each function takes a figure's table and returns a `Verdict`, which a page shows
 """
 
 from fa_study.verdicts.amplification import explained_verdict
+from fa_study.verdicts.layers import location_verdict
 from fa_study.verdicts.microbenchmark import (
     block_size_verdict,
     format_verdict,
@@ -33,6 +34,7 @@ __all__ = [
     "initialisation_verdict",
     "law_verdict",
     "length_verdict",
+    "location_verdict",
     "low_precision_verdict",
     "rescaling_verdict",
     "square_verdict",
