@@ -27,7 +27,7 @@ from train.snapshots import write_then_rename
 from train.system import set_up_torch
 
 PLACES = 11
-BATCHES = 8
+BATCHES = 4
 
 
 def held_out_batches(data: CaptionedPictures, count: int) -> list[Batch]:

@@ -44,8 +44,8 @@ def location_verdict(weights: pd.DataFrame, deviations: pd.DataFrame) -> Verdict
             for row in ratios.loc[precision].itertuples()
         }
         words.append(
-            f"In {precision.upper()} ({len(rho)} seeds) the rank correlation is {flash[0]:.2f} ({low:.2f} to {high:.2f}) with "
-            f"the drift of Flash and {rho['twin'].mean():.2f} with that of the nudged twins (difference "
+            f"In {precision.upper()} ({len(rho)} seeds) the rank correlation is {flash[0]:.2f} ({low:.2f} to "
+            f"{high:.2f}) with the drift of Flash and {rho['twin'].mean():.2f} with that of the nudged twins (difference "
             f"{more[1]:+.2f} to {more[2]:+.2f}); self-attention deviates {spans['deviation']} much as cross-attention "
             f"and drifts {spans['flash']} far. Over all tensors Flash's drift and the twins' have a rank correlation "
             f"of {alike[precision]:.3f} or more."
