@@ -84,6 +84,17 @@ def test_drift_is_told_in_units_of_the_twins_of_its_seed():
     assert medians.loc["uniform e8m7"].tolist() == pytest.approx([10, 10])
 
 
+def test_only_seeds_with_tiled_arms_count():
+    columns = {"precision": "fp32", "step": 100, "level": "model", "average": "pooled", "variant": ""}
+    seeds = {0: (dose.FLASH, dose.TWIN, dose.TILED), 1: (dose.FLASH, dose.TWIN), 2: (dose.FLASH, dose.TILED)}
+    rows = [
+        {"kind": kind, "seed": seed, "relative_l2": 1.0, **columns} for seed, kinds in seeds.items() for kind in kinds
+    ]
+    given = pd.DataFrame({"variant": [""], "rounding": ["Flash"], "dose": [1e-8], "probed": [True]})
+    response = dose.dose_response(pd.DataFrame(rows), pd.DataFrame(rows).head(0).assign(rms=1.0), given)
+    assert set(response["seed"]) == {0}
+
+
 def test_the_twins_factor_is_a_prediction_interval():
     scale = dose.twin_scale(twin_rows(TWINS, (0,)))
     assert scale["twin"].tolist() == pytest.approx([1e-7]) and scale["twins"].tolist() == [3]
@@ -91,7 +102,14 @@ def test_the_twins_factor_is_a_prediction_interval():
     assert np.log(scale["factor"]).tolist() == pytest.approx([4.303 * np.log(2) * (4 / 3) ** 0.5], rel=1e-3)
     both = dose.twin_scale(twin_rows(TWINS, (0, 1)))
     assert (both["factor"] < scale["factor"].iloc[0]).all()  # the same scatter, known from twice as many twins
-    assert dose.twin_scale(twin_rows(TWINS[:1], (0, 1)))["factor"].isna().all()
+    assert scale["within"].all() and dose.twin_scale(twin_rows(TWINS[:1], (0, 1)))["factor"].isna().all()
+
+
+def test_single_twins_scatter_as_their_seeds_do():
+    single = pd.concat(twin_rows([drift], [seed]) for seed, drift in enumerate(TWINS))
+    scale = dose.twin_scale(single)
+    assert not scale["within"].any() and scale["twin"].tolist() == pytest.approx(list(TWINS))
+    assert np.log(scale["factor"]).to_numpy() == pytest.approx(4.303 * np.log(2) * 2**0.5, rel=1e-3)
 
 
 def twin_rows(drifts, seeds):

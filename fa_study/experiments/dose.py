@@ -128,20 +128,25 @@ def drifts(weights: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
 def twin_scale(twins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Where the drift of ulp twins lies, and the factor within which one more of them would, by space, step and seed.
 
-    exp(t_{f} s sqrt(1 + 1 / n)) about the geometric mean of a seed's n twins, with s the standard deviation of the
-    logarithms within a seed, pooled over all seeds, and f its degrees of freedom: a prediction interval.
+    exp(t_{f} s sqrt(1 + 1 / n)) about the geometric mean of a seed's n twins, a prediction interval. s is the standard
+    deviation of the logarithms within a seed, pooled over the seeds, and f its degrees of freedom; where f < 2, that
+    between the seeds, which is at least as large, since seeds differ as well.
 
     Returns
     -------
-    DataFrame : _PLACE, twin (geometric mean), twins (n), factor (NaN where no seed has two twins).
+    DataFrame : space, step, seed, twin (geometric mean), twins (n), factor (NaN from fewer than three twins), within
+        (True if s is that within a seed).
     """
     logs = twins.assign(log=np.log(twins["drift"])).groupby(_PLACE)["log"]
     scale = logs.agg(twin="mean", twins="count", square=lambda x: ((x - x.mean()) ** 2).sum()).reset_index()
     pooled = scale.groupby(["space", "step"])
     freedom = pooled["twins"].transform("sum") - pooled["twins"].transform("count")
-    deviation = np.sqrt(pooled["square"].transform("sum") / freedom.where(freedom > 0))
-    half = stats.t.ppf((1 + confidence) / 2, freedom.where(freedom > 0)) * deviation * np.sqrt(1 + 1 / scale["twins"])
-    return scale.assign(twin=np.exp(scale["twin"]), factor=np.exp(half)).drop(columns="square")
+    within = freedom >= 2
+    variance = (pooled["square"].transform("sum") / freedom.where(within)).fillna(pooled["twin"].transform("var"))
+    seeds = pooled["twin"].transform("count")
+    freedom = freedom.where(within, (seeds - 1).where(seeds > 2))
+    half = stats.t.ppf((1 + confidence) / 2, freedom) * np.sqrt(variance * (1 + 1 / scale["twins"]))
+    return scale.assign(twin=np.exp(scale["twin"]), factor=np.exp(half), within=within).drop(columns="square")
 
 
 def dose_response(weights: pd.DataFrame, predictions: pd.DataFrame, given: pd.DataFrame) -> pd.DataFrame:
@@ -153,12 +158,13 @@ def dose_response(weights: pd.DataFrame, predictions: pd.DataFrame, given: pd.Da
 
     Returns
     -------
-    DataFrame : variant, rounding, dose, probed, _PLACE, drift, twin, twins, factor (`twin_scale`), ratio; seeds without
-        a twin are left out.
+    DataFrame : variant, rounding, dose, probed, space, step, seed, drift, twin, twins, factor, within (`twin_scale`),
+        ratio; seeds without a twin or without a tiled arm are left out.
     """
     rows = drifts(weights, predictions)
     scale = twin_scale(rows[rows["kind"] == TWIN])
-    arms = rows[rows["kind"] != TWIN].drop(columns="kind").merge(given, on="variant").merge(scale, on=_PLACE)
+    arms = rows[(rows["kind"] != TWIN) & rows["seed"].isin(rows.loc[rows["kind"] == TILED, "seed"])]
+    arms = arms.drop(columns="kind").merge(given, on="variant").merge(scale, on=_PLACE)
     return arms.assign(ratio=arms["drift"] / arms["twin"])
 
 
@@ -203,7 +209,7 @@ def beside_nearest(response: pd.DataFrame) -> pd.DataFrame:
 
     Returns
     -------
-    DataFrame : variant, rounding, _PLACE, excess, factor (`twin_scale`).
+    DataFrame : variant, rounding, space, step, seed, excess, factor (`twin_scale`).
     """
     rows = []
     for place, part in response.groupby(_PLACE):

@@ -28,7 +28,8 @@ def arrangements(n: int = 4096, seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
 
     Returns
     -------
-    DataFrame : seed, beside, and `_COLUMNS` (`fa_study.metrics`), in units of sigma; relative_l2 without unit.
+    DataFrame : seed, beside, wasserstein, wasserstein_floor and mean_difference in units of sigma, relative_l2 without
+        unit.
     """
     rows = []
     for seed in seeds:
