@@ -8,6 +8,7 @@ from fa_study.figures.formats import against_golden, by_format, by_width, fp8
 from fa_study.figures.law import bias, law
 from fa_study.figures.layers import deviation_and_drift, flash_against_twin
 from fa_study.figures.lengths import lengths
+from fa_study.figures.matter import line_losses, loss_ratio, sample_rows
 from fa_study.figures.relative_weights import low_precision_ratio, relative_weights
 from fa_study.figures.samples import samples
 from fa_study.figures.systematic import systematic
@@ -34,12 +35,15 @@ __all__ = [
     "heat_map",
     "law",
     "lengths",
+    "line_losses",
+    "loss_ratio",
     "low_precision_ratio",
     "micro_benchmark",
     "register_theme",
     "relative_weights",
     "rescalings",
     "rounding_sites",
+    "sample_rows",
     "samples",
     "site_bars",
     "systematic",

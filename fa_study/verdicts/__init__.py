@@ -5,6 +5,7 @@ Each function takes a figure's table and returns a `Verdict`, which a page shows
 
 from fa_study.verdicts.amplification import explained_verdict
 from fa_study.verdicts.layers import location_verdict
+from fa_study.verdicts.matter import matter_verdict
 from fa_study.verdicts.microbenchmark import (
     block_size_verdict,
     format_verdict,
@@ -36,6 +37,7 @@ __all__ = [
     "length_verdict",
     "location_verdict",
     "low_precision_verdict",
+    "matter_verdict",
     "rescaling_verdict",
     "square_verdict",
     "swap_verdict",

@@ -45,9 +45,9 @@ def location_verdict(weights: pd.DataFrame, deviations: pd.DataFrame) -> Verdict
         }
         words.append(
             f"In {precision.upper()} ({len(rho)} seeds) the rank correlation is {flash[0]:.2f} ({low:.2f} to "
-            f"{high:.2f}) with the drift of Flash and {rho['twin'].mean():.2f} with that of the nudged twins (difference "
-            f"{more[1]:+.2f} to {more[2]:+.2f}); self-attention deviates {spans['deviation']} much as cross-attention "
-            f"and drifts {spans['flash']} far. Over all tensors Flash's drift and the twins' have a rank correlation "
-            f"of {alike[precision]:.3f} or more."
+            f"{high:.2f}) with the drift of Flash and {rho['twin'].mean():.2f} with that of the nudged twins (they "
+            f"differ by {more[1]:+.2f} to {more[2]:+.2f}); self-attention deviates {spans['deviation']} much as "
+            f"cross-attention and drifts {spans['flash']} far. Over all tensors Flash's drift and the twins' have a "
+            f"rank correlation of {alike[precision]:.3f} or more."
         )
     return Verdict("'the weights drift where Flash deviates'", answer(sum(found), len(found)), " ".join(words))

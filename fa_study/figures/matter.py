@@ -1,0 +1,101 @@
+"""Does it matter? Held-out losses beside each other, the loss between two runs, and their samples."""
+
+from __future__ import annotations
+
+import base64
+import html
+
+import altair as alt
+import pandas as pd
+from IPython.display import HTML
+
+from fa_study.figures.theme import describe
+from fa_study.figures.weights import KIND_COLOURS, spread_over_seeds
+
+_ARMS = {("baseline", 0): "Baseline", ("flash", 0): "Flash", ("baseline", 1): "Baseline, nudged"}
+
+
+def _colour(kinds: pd.Series) -> alt.Color:
+    present = [kind for kind in KIND_COLOURS if kind in set(kinds)]
+    colours = [KIND_COLOURS[kind] for kind in present]
+    return alt.Color("kind:N", sort=present).scale(domain=present, range=colours).title(None)
+
+
+def loss_ratio(ratios: pd.DataFrame) -> alt.LayerChart:
+    """Held-out loss of one run over that of the other: geometric mean over seeds with its interval, a row per kind.
+
+    Parameters
+    ----------
+    ratios : `experiments.matter.loss_ratios`.
+    """
+    within = ~ratios["kind"].str.contains("FP32")
+    data = ratios.assign(pair=ratios["kind"].where(~within, ratios["kind"] + ", " + ratios["precision"].str.upper()))
+    order = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
+    data = data.assign(place=data["kind"].map(order.index)).sort_values(["place", "precision"])
+    y = alt.Y("pair:N", sort=data["pair"].tolist()).title(None).axis(labelLimit=260)
+    colour = _colour(data["kind"]).legend(None)
+    base = alt.Chart(data).encode(y, colour)
+    x = alt.Scale(type="log", nice=False, padding=10)
+    rules = base.mark_rule(strokeWidth=2).encode(alt.X("low:Q", scale=x), alt.X2("high:Q"))
+    points = base.mark_point(size=70, opacity=1).encode(
+        alt.X("centre:Q", scale=x).title("ratio of the held-out losses").axis(format=".2f", tickCount=6),
+        tooltip=[
+            *("pair:N", "seeds:Q"),
+            *(alt.Tooltip(f"{name}:Q").format(".3f") for name in ("centre", "low", "high", "detectable")),
+        ],
+    )
+    one = (
+        alt.Chart(pd.DataFrame({"one": [1]}))
+        .mark_rule(color="black", strokeDash=[4, 3])
+        .encode(alt.X("one:Q", scale=x))
+    )
+    words = "; ".join(f"{row.pair}: {row.centre:.3f} ({row.low:.3f} to {row.high:.3f})" for row in data.itertuples())
+    return describe((one + rules + points).properties(width=320), f"Ratio of held-out losses. {words}.")
+
+
+def line_losses(lines: pd.DataFrame) -> alt.LayerChart:
+    """Held-out loss along the straight line between two runs: median over the seeds, smallest to largest as band.
+
+    Parameters
+    ----------
+    lines : `experiments.matter.lines`, averaged over their batches here.
+    """
+    means = lines.groupby(["kind", "precision", "seed", "alpha"], as_index=False)["loss"].mean()
+    data = spread_over_seeds(means, "loss", ["kind", "precision", "alpha"])
+    data["precision"] = data["precision"].str.upper()
+    base = alt.Chart(data).encode(
+        alt.X("alpha:Q").title("share of the second run's weights").axis(tickCount=6), _colour(data["kind"])
+    )
+    scale = alt.Scale(type="log", nice=False, padding=8)
+    band = base.mark_area(opacity=1, fillOpacity=0.2).encode(
+        alt.Y("low:Q", scale=scale), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
+    )
+    line = base.mark_line(point=True).encode(
+        alt.Y("median:Q", scale=scale).title("held-out loss").axis(format=".2f", tickCount=5),
+        alt.StrokeDash("precision:N").title(None),
+        tooltip=[*("kind:N", "precision:N", "alpha:Q"), alt.Tooltip("median:Q").format(".4f"), "seeds:Q"],
+    )
+    middle = data[(data["alpha"] - 0.5).abs() < 0.01]
+    words = "; ".join(f"{row.kind}, {row.precision}: {row.median:.3f}" for row in middle.itertuples())
+    return describe(band + line, f"Held-out loss on the line between two runs. In the middle, {words}.")
+
+
+def sample_rows(strips: pd.DataFrame) -> HTML:
+    """The samples of the arms below each other, precision by precision and seed by seed.
+
+    Parameters
+    ----------
+    strips : `experiments.matter.sample_strips`.
+    """
+    cells = []
+    for (precision, seed), part in strips.groupby(["precision", "seed"], observed=True):
+        cells.append(f"<p>{html.escape(precision.upper())}, seed {seed}</p>")
+        by_arm = {(row.arm, row.twin): row.png for row in part.itertuples()}
+        for arm, name in _ARMS.items():
+            if arm in by_arm:
+                data = base64.b64encode(by_arm[arm]).decode()
+                alt_text = f"Samples of {name} in {precision.upper()}, seed {seed}"
+                style = "width:100%;max-width:540px;image-rendering:pixelated;vertical-align:middle"
+                picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt_text)}" style="{style}">'
+                cells.append(f'<figure style="margin:0 0 4px">{picture}<figcaption>{name}</figcaption></figure>')
+    return HTML("\n".join(cells))
