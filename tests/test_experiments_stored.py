@@ -35,7 +35,9 @@ def check_cell(name, cell):
     for statistic in ("max", "rms"):
         band = stored.groupby(labels)[statistic].agg(["min", "max"])
         median = fresh.groupby(labels)[statistic].median()
-        assert median.between(band["min"] / slack, band["max"] * slack).all(), f"{name} {cell}: {statistic} outside the stored band"
+        assert median.between(band["min"] / slack, band["max"] * slack).all(), (
+            f"{name} {cell}: {statistic} outside the stored band"
+        )
 
 
 @pytest.mark.parametrize("name", OWN)
