@@ -38,7 +38,9 @@ def loss_ratio(ratios: pd.DataFrame) -> alt.LayerChart:
     x = alt.Scale(type="log", nice=False, padding=10)
     rules = base.mark_rule(strokeWidth=2).encode(alt.X("low:Q", scale=x), alt.X2("high:Q"))
     points = base.mark_point(size=70, opacity=1).encode(
-        alt.X("centre:Q", scale=x).title("ratio of the held-out losses").axis(format=".2f", tickCount=6),
+        alt.X("centre:Q", scale=x)
+        .title("ratio of the held-out losses")
+        .axis(format=".2f", tickCount=6, labelOverlap=True),
         tooltip=[
             *("pair:N", "seeds:Q"),
             *(alt.Tooltip(f"{name}:Q").format(".3f") for name in ("centre", "low", "high", "detectable")),
@@ -71,7 +73,7 @@ def line_losses(lines: pd.DataFrame) -> alt.LayerChart:
         alt.Y("low:Q", scale=scale), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
     )
     line = base.mark_line(point=True).encode(
-        alt.Y("median:Q", scale=scale).title("held-out loss").axis(format=".2f", tickCount=5),
+        alt.Y("median:Q", scale=scale).title("held-out loss").axis(format=".3f", tickCount=5),
         alt.StrokeDash("precision:N").title(None),
         tooltip=[*("kind:N", "precision:N", "alpha:Q"), alt.Tooltip("median:Q").format(".4f"), "seeds:Q"],
     )
@@ -81,7 +83,7 @@ def line_losses(lines: pd.DataFrame) -> alt.LayerChart:
 
 
 def sample_rows(strips: pd.DataFrame) -> HTML:
-    """The samples of the arms below each other, precision by precision and seed by seed.
+    """The samples of the arms below each other, for each precision and seed.
 
     Parameters
     ----------
@@ -89,13 +91,15 @@ def sample_rows(strips: pd.DataFrame) -> HTML:
     """
     cells = []
     for (precision, seed), part in strips.groupby(["precision", "seed"], observed=True):
-        cells.append(f"<p>{html.escape(precision.upper())}, seed {seed}</p>")
+        cells.append(f"<div>{html.escape(precision.upper())}, seed {seed}")
         by_arm = {(row.arm, row.twin): row.png for row in part.itertuples()}
         for arm, name in _ARMS.items():
             if arm in by_arm:
                 data = base64.b64encode(by_arm[arm]).decode()
                 alt_text = f"Samples of {name} in {precision.upper()}, seed {seed}"
-                style = "width:100%;max-width:540px;image-rendering:pixelated;vertical-align:middle"
+                style = "width:100%;image-rendering:pixelated"
                 picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt_text)}" style="{style}">'
                 cells.append(f'<figure style="margin:0 0 4px">{picture}<figcaption>{name}</figcaption></figure>')
-    return HTML("\n".join(cells))
+        cells.append("</div>")
+    grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(280px,1fr));gap:12px 24px"
+    return HTML(f'<div style="{grid}">' + "\n".join(cells) + "</div>")
