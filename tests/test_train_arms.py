@@ -1,6 +1,8 @@
 """Arms and precisions beyond the main four: what they compute, what a device cannot do, and the controls."""
 
 import copy
+import csv
+import itertools
 import json
 
 import pytest
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, compose_settings, train_here
 from torch import nn
 
+import train.precision
 from fa_study.attention import flash_attention
 from fa_study.rounding import RoundingPolicy
 from train import Refusal
@@ -34,8 +37,8 @@ def attn(*overrides):
         (["attn=baseline"], "tf32", "cpu", "precision=tf32 needs CUDA"),
         (["attn=baseline"], "fp16_emulated", "cuda", "use precision=fp16"),
         (["attn=sdpa"], "fp16_emulated", "cpu", "use attn=baseline, flash or tiled"),
-        (["attn=tiled", "attn.format=bf17"], "fp32", "cpu", "attn.format or attn.sites: .*bf17"),
-        (["attn=tiled", "attn.sites.sum=fp33"], "fp32", "cpu", "attn.format or attn.sites: .*fp33"),
+        (["attn=tiled", "attn.format=bf17"], "fp32", "cpu", "attn.format: .*bf17"),
+        (["attn=tiled", "attn.sites.sum=fp33"], "fp32", "cpu", "attn.sites.sum: .*fp33"),
     ],
 )
 def test_what_a_device_cannot_do_is_refused_by_name(overrides, precision, device, message):
@@ -167,6 +170,23 @@ def test_scaled_loss_is_unscaled_before_it_is_clipped_and_logged(tmp_path):
     loss, norm = 1, 2
     for column in (loss, norm):
         assert float(rows["fp16"][column]) == pytest.approx(float(rows["fp32"][column]), rel=0.01)
+
+
+def test_skipped_steps_are_counted_told_and_kept_over_a_restart(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train.precision, "INITIAL_SCALE", 2.0**18)
+    like = ("attn=baseline", "precision=fp16_emulated", "snapshots.every=1")
+    folder = train_here(tmp_path, *like, "steps=6")
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    weights = [load_file(path) for path in sorted((folder / "weights").iterdir())]
+    moved = [any(not torch.equal(a[name], b[name]) for name in a) for a, b in itertools.pairwise(weights)]
+    counts = list(itertools.accumulate(int(not each) for each in moved))
+    assert [int(row["skipped_steps"]) for row in rows] == counts
+    assert 0 < counts[-1] < 6
+    assert json.loads((folder / "manifest.json").read_text())["skipped_steps"] == counts[-1]
+    assert f"{counts[-1]} of 6 steps skipped, as their gradients overflowed" in capsys.readouterr().out
+    longer = train_here(tmp_path, *like, "steps=7", f"continue_from={folder}")
+    assert json.loads((longer / "manifest.json").read_text())["skipped_steps"] == counts[-1]
+    assert f"{counts[-1]} of 7 steps" in capsys.readouterr().out
 
 
 def test_operators_of_tiled_and_sdpa_are_recorded():

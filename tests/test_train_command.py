@@ -1,5 +1,8 @@
 """The commands as people type them: the verbatim one, a sweep, Ctrl-C, and what W&B gets. One process start each."""
 
+import base64
+import csv
+import hashlib
 import json
 import os
 import shutil
@@ -7,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tiny_runs import PROJECT, TINY
+from wandb_file import read_records
 
 COMMAND = ("attn=flash", "precision=bf16", "seed=2")
 
@@ -79,6 +84,27 @@ def test_wandb_file_names_weights_relative_to_the_folder_only(done):
     assert b"step-000002" in data and b"weights-" + folder.name.encode() in data
     for absolute in (str(folder), str(folder.resolve())):
         assert absolute.encode() + b"/weights" not in data
+
+
+def test_a_folder_moved_elsewhere_holds_every_file_that_wandb_would_send(done, tmp_path):
+    """As `cd runs/NAME && wandb sync wandb/offline-run-*` reads it: paths are relative to where it is called."""
+    _, folder, *_ = done
+    moved = Path(shutil.copytree(folder, tmp_path / "other" / "place", symlinks=True))
+    (file,) = moved.glob("wandb/offline-run-*/*.wandb")
+    records = read_records(file)
+    entries = [entry for record in records for entry in record.artifact.manifest.contents]
+    assert sorted(entry.path for entry in entries) == sorted(path.name for path in (folder / "weights").iterdir())
+    for entry in entries:
+        assert not os.path.isabs(entry.local_path)
+        digest = hashlib.md5((moved / entry.local_path).read_bytes()).digest()
+        assert entry.digest == base64.b64encode(digest).decode()
+    others = [item.path for record in records for item in record.files.files]
+    assert any(path.startswith("media/images/samples") for path in others)
+    assert all((file.parent / "files" / path).is_file() for path in others)
+    rows = [{"/".join(item.nested_key): item.value_json for item in record.history.item} for record in records]
+    logged = {row["trainer/global_step"]: float(row["loss"]) for row in rows if "loss" in row}
+    table = list(csv.DictReader((moved / "metrics.csv").open()))
+    assert logged == {row["step"]: float(row["loss"]) for row in table} and len(logged) == 3
 
 
 def test_wandb_keeps_no_second_copy_of_the_weights_anywhere(done):

@@ -1,10 +1,13 @@
 """Names of runs, and what is said about options that do not exist or cannot be."""
 
 import pytest
+from omegaconf import OmegaConf
 from tiny_runs import compose_settings, train_here
 
 from train import Refusal
-from train.settings import GROUPS, NATURAL, check_overrides, check_settings, run_name
+from train.arms import check_arm
+from train.command_line import check_overrides
+from train.settings import GROUPS, NATURAL, check_settings, flat, run_name
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,34 @@ def test_an_unknown_choice_lists_the_choices_also_within_a_sweep():
         check_overrides(["-m", "attn=baseline,flush"])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["steps=["], r"steps=\[ cannot be read"),
+        (["seed=é"], "seed=é cannot be read; .*\"seed='...'\""),
+        (["steps"], "steps is no option; use option=value"),
+        (["steps=1,2"], "steps=1,2 has several values; for a sweep over them add -m"),
+        (["attn=flash,baseline"], "attn=flash,baseline has several values"),
+        (["seed=range(0,3)"], "has several values"),
+        (["~steps"], "~steps cannot be added or removed"),
+        (["+steps=3"], r"\+steps cannot be added or removed; .* steps=value"),
+        (["attn@x=flash"], "there is no option attn@x"),
+        (["attn.format=bf16"], "attn.format is an option of attn=tiled, not of attn=baseline"),
+        (["attn=flash", "attn.backend=math"], "attn.backend is an option of attn=sdpa, not of attn=flash"),
+        (["-m", "attn=tiled,flash", "attn.format=bf16"], "not of attn=flash"),
+        (["data.path=x"], "data.path is an option of data=folder, not of data=emoji"),
+    ],
+)
+def test_words_that_hydra_would_answer_at_length_are_refused_in_a_sentence(words, message):
+    with pytest.raises(Refusal, match=message) as caught:
+        check_overrides(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_of_hydra_and_their_values_are_left_to_it():
+    check_overrides(["--cfg", "job", "seed=range(0,3)", "-m", "attn.tile_rows=3", "attn=tiled", "data_seed='1'"])
+
+
 def test_known_options_and_hydras_own_pass():
     check_overrides(["-m", "attn=baseline,flash", "optimizer.lr=0.1", "experiment=demo", "hydra.launcher.n_jobs=1"])
 
@@ -58,8 +89,8 @@ def test_known_options_and_hydras_own_pass():
         ("data.pixels=20", "data.pixels=20 is unknown; use 16, 32 or 64"),
         ("model.size=huge", "use tiny, small or base"),
         ("logger.mode=on", "use online, offline or disabled"),
-        ("steps=0", "steps=0 is no count"),
-        ("steps=1.5", "steps=1.5 is no count"),
+        ("steps=0", "steps=0 is not allowed; use a whole number from 1"),
+        ("steps=1.5", "steps=1.5 is not allowed"),
         ("seed=-1", "seed=-1 is not allowed"),
         ("optimizer.lr=fast", "optimizer.lr=fast is not allowed"),
         ("optimizer.lr=nan", "optimizer.lr=nan is not allowed"),
@@ -91,15 +122,69 @@ def test_values_at_the_edge_pass():
     )
 
 
-@pytest.mark.parametrize("group", [group for group in GROUPS if group != "experiment"])
-def test_only_the_experiment_may_be_null(group):
-    check_overrides(["experiment=null"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_group_may_be_null(group):
     with pytest.raises(Refusal, match=f"{group}=null is unknown; use "):
         check_overrides([f"{group}=null"])
 
 
-@pytest.mark.parametrize("override", ["optimizer.lr=nan", "data.caption_dropout=abc", "sampling.guidance=abc"])
-def test_a_bad_value_is_refused_before_a_run_folder_is_made(override, tmp_path):
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optimizer.lr=nan",),
+        ("sampling.guidance=abc",),
+        ("attn=tiled", "attn.format=bf17"),
+        ("continue_from=nosuch",),
+        ("data=folder", "data.path=nosuch"),
+    ],
+)
+def test_a_bad_value_is_refused_before_a_run_folder_is_made(overrides, tmp_path):
     with pytest.raises(Refusal):
-        train_here(tmp_path / "runs", "steps=1", override)
+        train_here(tmp_path / "runs", "steps=1", *overrides)
     assert not (tmp_path / "runs").exists()
+
+
+GARBAGE = ["", " ", None, [], [1, 2], {"a": 1}, -1, 10**30, 2**31, float("nan"), -1e300, "abc", "é", "x" * 300]
+ALLOWED = {  # the garbage that is a value after all
+    "optimizer": [10**30, 2**31],
+    "sampling.guidance": [-1, 10**30, 2**31, -1e300],
+    "runs_dir": ["abc", "é", "x" * 300],
+    "logger.project": ["abc", "é"],
+    "continue_from": [None, "abc", "é", "x" * 300],
+    "data.path": ["abc", "é", "x" * 300],
+    "attn.sites": [None],
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "part"),
+    [(("attn=tiled",), ""), (("attn=sdpa",), "attn."), (("data=folder", "data.path=pictures"), "data.")],
+)
+def test_garbage_in_any_option_is_refused_in_a_sentence(base, part):
+    settings = compose_settings(*base, "device=cpu")
+    keys = [key for key in flat(settings) if key.startswith(part) and not key.endswith(".name")]
+    for key in keys:
+        for value in GARBAGE:
+            changed = settings.copy()
+            OmegaConf.set_struct(changed, False)
+            OmegaConf.update(changed, key, value, merge=False)
+            try:
+                check_settings(changed)
+                check_arm(changed.attn, "fp32", "cpu")
+            except Refusal as refusal:
+                assert key in str(refusal) or key.partition(".")[2] in str(refusal), (key, value, refusal)
+                assert "\n" not in str(refusal)
+            else:
+                expected = ALLOWED.get(key, ALLOWED.get(key.rpartition(".")[0], []))
+                assert any(value is other or value == other for other in expected), (key, value)
+
+
+@pytest.mark.parametrize("least", [1, 1.0])
+def test_whole_numbers_and_fractions_of_the_same_value_are_one_run(least):
+    assert run_name(compose_settings(f"optimizer.lr={least}")) == "baseline-fp32-dit-s0-lr1.0"
+
+
+def test_a_name_too_long_for_a_folder_is_cut_and_stays_unique():
+    sites = [f"attn.sites.{site}=e8m10:toward_zero" for site in compose_settings("attn=tiled").attn.sites]
+    names = {run_name(compose_settings("attn=tiled", *sites[:-1], last)) for last in (sites[-1], sites[0])}
+    assert len(names) == 2 and all(len(name) == 200 for name in names)

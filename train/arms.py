@@ -58,11 +58,15 @@ def policy_of(attn: DictConfig):
     """
     from fa_study.rounding import RoundingPolicy
 
+    option = "attn.format"
     try:
         policy = getattr(RoundingPolicy, attn.policy)(attn.format)
-        return policy.replace(**{site: fmt for site, fmt in attn.sites.items() if fmt is not None})
+        for site, fmt in attn.sites.items():
+            option = f"attn.sites.{site}"
+            policy = policy if fmt is None else policy.replace(**{site: fmt})
+        return policy
     except ValueError as error:
-        raise Refusal(f"attn.format or attn.sites: {error}") from error
+        raise Refusal(f"{option}: {error}") from error
 
 
 class Tiled:

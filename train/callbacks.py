@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import threading
@@ -55,7 +57,7 @@ class Progress(pl.Callback):
 class StopOnSignal(pl.Callback):
     """Ctrl-C or SIGTERM: finish the step, write a checkpoint, stop. A second Ctrl-C stops at once.
 
-    The manifest says "interrupted" from the moment of the signal, since a sweep's parent kills its jobs soon after.
+    The manifest says "interrupted" from the moment of the signal, since SIGKILL may follow before the step is done.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -74,8 +76,10 @@ class StopOnSignal(pl.Callback):
             raise KeyboardInterrupt
         self.received = number
         name = signal.Signals(number).name
-        print(f"\n{name}: finishing this step and saving a checkpoint", file=sys.stderr, flush=True)
-        self.folder.update(state="interrupted", reason=name)
+        # Not print: a handler must not write into a buffer that the program it interrupts is writing into.
+        os.write(2, f"\n{name}: finishing this step and saving a checkpoint\n".encode())
+        with contextlib.suppress(OSError):  # a full disk
+            self.folder.update(state="interrupted", reason=name)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_) -> None:
         if self.received is not None and trainer.global_step < trainer.max_steps:

@@ -22,7 +22,7 @@ from train.probes import DEVIATION_COLUMNS, DeviationProbe, probe_arms, write_pr
 from train.sampling import draw, join_strip
 from train.snapshots import Snapshots, checkpoint_step, newest_checkpoint
 from train.tracker import Tracker
-from train.watch import Metrics, Spikes
+from train.watch import Metrics, Spikes, skipped_steps
 
 
 def make_trainer(settings: DictConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
@@ -97,5 +97,8 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
             if settings.sampling.strip:
                 join_strip(folder.path / "samples", folder.path / "samples-strip.png")
     loss = last_loss(folder.path / "metrics.csv")
-    folder.update(state="finished", loss=loss, seconds_per_step=progress.seconds_per_step)
+    skipped = skipped_steps(trainer)
+    if skipped:
+        print(f"{folder.name}: {skipped} of {settings.steps} steps skipped, as their gradients overflowed", flush=True)
+    folder.update(state="finished", loss=loss, seconds_per_step=progress.seconds_per_step, skipped_steps=skipped)
     return 0, loss

@@ -24,10 +24,10 @@ import shutil
 import time
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from train import Refusal
-from train.settings import difference, save_settings
+from train.settings import difference
 from train.system import describe
 
 
@@ -60,6 +60,7 @@ class RunFolder:
         self.path = path.resolve()
         self.manifest = manifest
         self._lock = lock
+        self._writing = self._outdated = False
 
     @property
     def name(self) -> str:
@@ -70,9 +71,18 @@ class RunFolder:
         return self.manifest["state"]
 
     def update(self, **entries: object) -> None:
-        """Set entries of the manifest and write it."""
-        self.manifest |= entries
-        write_whole(self.path / "manifest.json", json.dumps(_strict(self.manifest), indent=1) + "\n")
+        """Set entries of the manifest and write it. A signal's handler may call this while it is at work already."""
+        self.manifest = self.manifest | entries
+        self._outdated = True
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            while self._outdated:
+                self._outdated = False
+                write_whole(self.path / "manifest.json", json.dumps(_strict(self.manifest), indent=1) + "\n")
+        finally:
+            self._writing = False
 
     def snapshot(self, step: int) -> dict:
         """A snapshot's line of the manifest."""
@@ -135,6 +145,9 @@ def open_run(path: Path, settings: DictConfig) -> RunFolder:
         If it was made with other settings, is being written by another process, was finished by one just now, or if
         `continue_from` is not a finished run of the same settings with fewer steps.
     """
+    source = None
+    if settings.continue_from is not None and read_manifest(path) is None:
+        source = _shorter_run(Path(settings.continue_from), settings)
     path.mkdir(parents=True, exist_ok=True)
     lock = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
@@ -147,15 +160,15 @@ def open_run(path: Path, settings: DictConfig) -> RunFolder:
         if manifest is None:
             manifest = {"name": path.name, "state": "running", "started": _now()}
             manifest |= {**about, "resumed": [], "snapshots": []}
-            if settings.continue_from is not None:
-                manifest |= _take_over(Path(settings.continue_from), path, settings)
+            if source is not None:
+                manifest |= _take_over(Path(settings.continue_from), source, path)
         else:
             _refuse_other_settings(path, settings)
             if manifest["state"] == "finished":
                 raise Refusal(f"{path} has just been finished by another process")
             manifest["resumed"].append({"at": _now(), **about})
             manifest.pop("reason", None)
-        save_settings(settings, path / "config.yaml")
+        write_whole(path / "config.yaml", OmegaConf.to_yaml(settings, resolve=True))
         folder = RunFolder(path, manifest, lock)
         folder.update(state="running")
         return folder
@@ -170,8 +183,8 @@ def _refuse_other_settings(path: Path, settings: DictConfig) -> None:
         raise Refusal(f"{path} was made with other settings: {differs}; remove it with `rm -r {path}` or set runs_dir")
 
 
-def _take_over(source: Path, target: Path, settings: DictConfig) -> dict:
-    """Copy a finished, shorter run into the new folder, where it is then resumed."""
+def _shorter_run(source: Path, settings: DictConfig) -> dict:
+    """The manifest of a finished run that one of these settings can go on from."""
     manifest = read_manifest(source)
     if manifest is None or manifest["state"] != "finished":
         raise Refusal(f"continue_from={source} is not a finished run's folder; give one")
@@ -181,12 +194,18 @@ def _take_over(source: Path, target: Path, settings: DictConfig) -> dict:
     steps = max(line["step"] for line in manifest["snapshots"])
     if steps >= settings.steps:
         raise Refusal(f"continue_from={source} has {steps} steps; ask for more than steps={settings.steps}")
+    return manifest
+
+
+def _take_over(source: Path, manifest: dict, target: Path) -> dict:
+    """Copy a run into the new folder, where it is then resumed; returns what the new manifest takes from the old."""
     for part in source.iterdir():
-        if part.name in ("weights", "checkpoint", "predictions"):
+        if part.name in ("weights", "checkpoint", "predictions", "samples"):
             shutil.copytree(part, target / part.name, dirs_exist_ok=True)
         elif part.suffix == ".csv":
             shutil.copy2(part, target / part.name)
-    return {"continued_from": source.name, "snapshots": manifest["snapshots"]}
+    kept = {key: manifest[key] for key in ("snapshots", "spikes") if key in manifest}
+    return {"continued_from": source.name, **kept}
 
 
 def _now() -> str:

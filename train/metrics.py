@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-COLUMNS = ("step", "loss", "grad_norm", "lr", "update_norm", "largest_logit")
+COLUMNS = ("step", "loss", "grad_norm", "lr", "update_norm", "largest_logit", "skipped_steps")
 
 
 class TableFile:

@@ -25,11 +25,30 @@ PRODUCTS = frozenset(
 )
 
 
-def _scaler(device: str) -> torch.amp.GradScaler:
-    """A loss scaler that starts at 1,024: PyTorch's 65,536 overflows at once here, and an arm whose first steps are
-    skipped would differ from its FP32 twin by more than its precision.
-    """
-    return torch.amp.GradScaler(device, init_scale=1024.0)
+# PyTorch's 65,536 overflows at once here, and an arm whose first steps are skipped would differ from its FP32 twin by
+# more than its precision.
+INITIAL_SCALE = 1024.0
+
+
+class ScaledFP16(MixedPrecision):
+    """FP16 autocast with a scaled loss; `skipped` counts the steps left out for a gradient that was not finite."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__("16-mixed", device, torch.amp.GradScaler(device, init_scale=INITIAL_SCALE))
+        self.skipped = 0
+
+    def optimizer_step(self, *args, **kwargs):
+        before = self.scaler.get_scale()
+        result = super().optimizer_step(*args, **kwargs)
+        self.skipped += self.scaler.get_scale() < before
+        return result
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"skipped": self.skipped}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        self.skipped = state_dict.get("skipped", 0)
 
 
 class FP16ProductsInFP32(TorchDispatchMode):
@@ -53,11 +72,8 @@ class FP16ProductsInFP32(TorchDispatchMode):
         return tree_map(lambda x: cast(x, torch.float32, torch.float16), out)
 
 
-class EmulatedFP16(MixedPrecision):
-    """FP16 autocast with a scaled loss, forward and backward inside `FP16ProductsInFP32`."""
-
-    def __init__(self) -> None:
-        super().__init__("16-mixed", "cpu", _scaler("cpu"))
+class EmulatedFP16(ScaledFP16):
+    """`ScaledFP16` with forward and backward inside `FP16ProductsInFP32`."""
 
     @contextlib.contextmanager
     def forward_context(self):
@@ -92,7 +108,7 @@ def precision_plugin(name: str, device: str) -> Precision:
     if name == "bf16_true":
         return HalfPrecision("bf16-true")
     if name == "fp16":
-        return MixedPrecision("16-mixed", device, _scaler(device))
+        return ScaledFP16(device)
     if name == "fp16_emulated":
-        return EmulatedFP16()
+        return EmulatedFP16(device)
     raise Refusal(f"precision={name} is unknown; use {', '.join(NAMES[:-1])} or {NAMES[-1]}")

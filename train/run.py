@@ -16,6 +16,8 @@ such as attn, that does not exist; 130 or 143 interrupted (the same command then
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,13 +27,16 @@ if Path(sys.path[0]) == Path(__file__).resolve().parent:
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from train import Refusal
 from train.arms import check_arm
+from train.command_line import check_overrides
 from train.folder import open_run, skip_finished
-from train.settings import check_overrides, check_settings, run_name
+from train.settings import check_settings, run_name
 from train.sweeps import keep_failure
 from train.system import choose_device, set_up_torch
 
@@ -48,11 +53,23 @@ def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
     settings.device = choose_device(settings.device)
     check_arm(settings.attn, settings.precision.name, settings.device)
     set_up_torch(settings.threads)
+    if settings.data.name == "folder":
+        from train.picture_folder import read_metadata
+
+        read_metadata(Path(settings.data.path) / "metadata.jsonl")
     folder = open_run(shown, settings)
     with folder, contextlib.chdir(folder.path):
         from train.fit import fit  # imports Lightning and diffusers: seconds that a refusal should not cost
 
-        stopped, loss = fit(settings, folder, sweep)
+        try:
+            stopped, loss = fit(settings, folder, sweep)
+        except (MemoryError, RuntimeError) as error:
+            if not any(words in str(error) for words in ("allocate memory", "out of memory")):
+                raise
+            sizes = f"model.size={settings.model.size} with batch_size={settings.batch_size}"
+            raise Refusal(
+                f"not enough memory for {sizes}; use smaller ones, or parts of a batch, batch_split=2"
+            ) from error
     if stopped:
         print(f"interrupted; the same command resumes {shown}", flush=True)
         return stopped
@@ -61,33 +78,46 @@ def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
     return 0
 
 
+def one_line(error: Exception) -> str:
+    """An error's first sentence; Hydra's go on with what else could be tried."""
+    return " ".join(str(error).split("\n\n")[0].split())
+
+
 @hydra.main(config_path="../conf", config_name="config", version_base="1.3")
 def main(settings: DictConfig) -> None:
     job = HydraConfig.get()
-    words = [word for word in job.overrides.task if not word.startswith(("steps=", "continue_from=", "finished="))]
-    command = " ".join(["python train/run.py", *words])
-    if job.mode == RunMode.MULTIRUN:
-        try:
-            number = train(settings, command, sweep=True)
-            if number:
-                raise InterruptedError("interrupted; the same command resumes it")
-        except (Exception, KeyboardInterrupt) as error:
-            keep_failure(Path(job.sweep.dir), job.job.num, run_name(settings), error)
-        return
+    number = 0
     try:
-        number = train(settings, command)
-    except Refusal as refusal:
-        sys.exit(f"error: {refusal}")
+        words = [word for word in job.overrides.task if not word.startswith(("steps=", "continue_from=", "finished="))]
+        command = " ".join(["python train/run.py", *words])
+        number = train(settings, command, sweep=job.mode == RunMode.MULTIRUN)
     except KeyboardInterrupt:
-        sys.exit(130)
+        number = signal.SIGINT
+    except Exception as error:
+        if job.mode == RunMode.MULTIRUN:
+            keep_failure(Path(job.sweep.dir), job.job.num, run_name(settings), error)
+        elif isinstance(error, Refusal | OmegaConfBaseException):
+            sys.exit(f"error: {one_line(error)}")
+        else:
+            raise
     if number:
         sys.exit(128 + number)
 
 
-if __name__ == "__main__":
+def command_line(words: list[str]) -> None:
+    """Check the words, and let Hydra call `main` with the settings that they give."""
     try:
-        check_overrides(sys.argv[1:])
-    except Refusal as refusal:
-        print(f"error: {refusal}", file=sys.stderr)
+        check_overrides(words)
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra passes exceptions on
+        main()
+    except (Refusal, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
-    main()
+    except OSError as error:  # such as a folder that cannot be made, or a full disk
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    command_line(sys.argv[1:])

@@ -6,7 +6,8 @@ is a ValueError in one sentence, raised before anything is trained or written.
 
 from __future__ import annotations
 
-import difflib
+import functools
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,8 +34,12 @@ CHOICES = {
     "logger.mode": ("online", "offline", "disabled"),
 }
 POSITIVE = ("steps", "batch_size", "batch_split", "threads", "snapshots.every", "log_every", "sampling.steps")
-POSITIVE_OF_SOME_ARMS = ("attn.tile_rows", "attn.tile_keys")
+POSITIVE += ("attn.tile_rows", "attn.tile_keys")  # of attn=tiled
 NATURAL = ("seed", "data_seed", "twin", "twin_step", "repeat", "sampling.count", "probe.deviation_every")
+LARGEST = 2**31 - 1
+LONGEST_NAME = 200  # bytes
+MOST = {"threads": 1024, "sampling.count": 1024, "sampling.steps": 1000}
+TEXTS = ("runs_dir", "continue_from", "logger.project", "data.path")
 # Settings that say where a run goes or what is reported on the way, and change nothing that it computes.
 ELSEWHERE = ("runs_dir", "finished", "continue_from", "logger.mode", "logger.project")
 
@@ -56,14 +61,24 @@ def choices_of(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
+@functools.cache
+def options_in(path: Path) -> dict[str, object]:
+    """Every option of a configuration file with its default, flat, without Hydra's own."""
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    return flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
+
+
 def defaults(chosen: dict[str, str]) -> dict[str, object]:
     """Every setting's default, flat, where group `g` is at `chosen[g]`."""
-    main = OmegaConf.load(CONF / "config.yaml")
-    for key in ("defaults", "hydra"):
-        del main[key]
+    result = dict(options_in(CONF / "config.yaml"))
     for group, choice in chosen.items():
-        main[group] = OmegaConf.load(CONF / group / f"{choice}.yaml")
-    return flat(main)
+        result |= {f"{group}.{key}": value for key, value in options_in(CONF / group / f"{choice}.yaml").items()}
+    return result
+
+
+def chosen_groups(settings: DictConfig) -> dict[str, str]:
+    """The choice of every group that has a name of its own in the settings."""
+    return {group: settings[group].name for group in ("attn", "precision", "model", "data")}
 
 
 def results_settings(settings: DictConfig) -> dict[str, object]:
@@ -72,9 +87,11 @@ def results_settings(settings: DictConfig) -> dict[str, object]:
 
 
 def run_name(settings: DictConfig) -> str:
-    """<attn>-<precision>-<model>-s<seed>, and behind it the other settings that differ from their defaults."""
-    chosen = {group: settings[group].name for group in ("attn", "precision", "model", "data")}
-    usual = defaults(chosen)
+    """<attn>-<precision>-<model>-s<seed>, and behind it the other settings that differ from their defaults.
+
+    The end of a name that is too long for a folder gives way to a hash of it.
+    """
+    usual = defaults(chosen_groups(settings))
     leaves = [key.rpartition(".")[2] for key in usual]
     parts = [settings.attn.name, settings.precision.name, settings.model.name, f"s{settings.seed}"]
     if settings.data.name != "emoji":
@@ -86,28 +103,45 @@ def run_name(settings: DictConfig) -> str:
         label = leaf if leaves.count(leaf) == 1 else key
         if key == "data.path":
             value = Path(str(value)).name
+        if is_whole(value) and isinstance(usual.get(key), float):
+            value = float(value)  # lr=1 and lr=1.0 are one run
         number = isinstance(value, int | float) and not isinstance(value, bool)
         parts.append(f"{label}{value}" if number else f"{label}_{value}".replace(":", "_"))
-    return "-".join(parts)
+    name = "-".join(parts)
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    begin = name.encode()[: LONGEST_NAME - 9].decode(errors="ignore")
+    return f"{begin}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def check_settings(settings: DictConfig) -> None:
     """Raise Refusal for a value that is not allowed."""
     values = flat(settings)
+    usual = defaults(chosen_groups(settings) | {"logger": "wandb"})
+    for key in usual:
+        if key not in values:
+            raise Refusal(f"{key} is a single value, and not one with parts of its own")
     for key, allowed in CHOICES.items():
-        if key in values and values[key] not in allowed:
-            raise Refusal(f"{key}={values[key]} is unknown; use {_listed(allowed)}")
-    for key in (*POSITIVE, *(key for key in POSITIVE_OF_SOME_ARMS if key in values)):
-        if not _is_whole(values[key]) or values[key] < 1:
-            raise Refusal(f"{key}={values[key]} is no count; use a whole number of at least 1")
-    for key in NATURAL:
-        if not _is_whole(values[key]) or values[key] < 0:
-            raise Refusal(f"{key}={values[key]} is not allowed; use a whole number of at least 0")
+        if key in values and not any(values[key] == each and type(values[key]) is type(each) for each in allowed):
+            raise Refusal(f"{key}={values[key]} is unknown; use {listed(allowed)}")
+    for key in TEXTS:
+        if key in values and not (values[key] is None and usual[key] is None) and not _is_text(values[key]):
+            raise Refusal(f"{key}={values[key]} is no text; a number in quotes is one: \"{key}='1'\"")
+    for keys, least in ((POSITIVE, 1), (NATURAL, 0)):
+        for key in keys:
+            if key in values and not (is_whole(values[key]) and least <= values[key] <= LARGEST):
+                raise Refusal(f"{key}={values[key]} is not allowed; use a whole number from {least} to {LARGEST}")
+    for key, most in MOST.items():
+        if values[key] > most:
+            raise Refusal(f"{key}={values[key]} is too many; use at most {most}")
+    project = settings.logger.project
+    if set(project) & set("/\\#?%:") or len(project) > 128:
+        raise Refusal(f"logger.project={project} is no name for W&B; use at most 128 signs, none of / \\ # ? % :")
     if settings.batch_split > settings.batch_size:
         sizes = f"batch_split={settings.batch_split} is more than batch_size={settings.batch_size}"
         raise Refusal(f"{sizes}; a batch has at most as many parts as pictures")
-    for key, value in flat({name: dict(settings[name]) for name in ("optimizer",)}).items():
-        if not _is_finite(value) or value < 0:
+    for key, value in values.items():
+        if key.startswith("optimizer.") and (not _is_finite(value) or value < 0):
             raise Refusal(f"{key}={value} is not allowed; use a finite number of at least 0")
     if not _is_finite(values["sampling.guidance"]):
         raise Refusal(f"sampling.guidance={values['sampling.guidance']} is no finite number; use one such as 3.0")
@@ -115,36 +149,11 @@ def check_settings(settings: DictConfig) -> None:
         raise Refusal(f"twin_step={settings.twin_step} without a twin changes nothing; add twin=1")
     if settings.twin_step >= settings.steps:
         raise Refusal(f"twin_step={settings.twin_step} lies behind the end; use less than steps={settings.steps}")
-    if settings.data.name == "folder" and not settings.data.path:
+    if settings.data.name == "folder" and settings.data.path is None:
         raise Refusal("data=folder needs a folder; give data.path=/path/to/pictures")
     dropout = values["data.caption_dropout"]
     if not _is_finite(dropout) or not 0 <= dropout <= 1:
         raise Refusal(f"data.caption_dropout={dropout} is no probability; use 0 to 1")
-
-
-def check_overrides(arguments: Sequence[str]) -> None:
-    """Raise Refusal for an option on the command line that does not exist, listing those that do.
-
-    Hydra's own message for `stpes=60` names no alternative, and `+stpes=60` would be accepted and ignored.
-    """
-    keys = set(defaults({}))
-    for group in GROUPS:
-        for choice in choices_of(group) if group != "experiment" else ():
-            keys |= {f"{group}.{key}" for key in flat(OmegaConf.load(CONF / group / f"{choice}.yaml")) if key != "name"}
-    allowed = sorted(keys | set(GROUPS))
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        key = key.lstrip("+~").partition("@")[0]
-        if not equals or argument.startswith("-") or key.startswith("hydra"):
-            continue
-        if key in GROUPS:
-            for choice in value.split(","):
-                if choice not in choices_of(key) and (key, choice) != ("experiment", "null"):
-                    raise Refusal(f"{key}={choice} is unknown; use {_listed(choices_of(key))}")
-        elif key not in allowed:
-            close = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise Refusal(f"there is no option {key}; {hint}the options are {', '.join(allowed)}")
 
 
 def difference(path: Path, settings: DictConfig, ignore: Sequence[str] = ()) -> str:
@@ -153,8 +162,7 @@ def difference(path: Path, settings: DictConfig, ignore: Sequence[str] = ()) -> 
     An option that the folder's config.yaml does not know yet had what is its default now.
     """
     kept = OmegaConf.load(path / "config.yaml")
-    chosen = {group: kept[group].name for group in ("attn", "precision", "model", "data")}
-    usual = {key: value for key, value in defaults(chosen).items() if key not in ELSEWHERE}
+    usual = {key: value for key, value in defaults(chosen_groups(kept)).items() if key not in ELSEWHERE}
     there, here = {**usual, **results_settings(kept)}, results_settings(settings)
     if here["device"] == "auto":  # not looked up yet
         here["device"] = there["device"]
@@ -163,19 +171,20 @@ def difference(path: Path, settings: DictConfig, ignore: Sequence[str] = ()) -> 
     return ", ".join(f"{key} is {there.get(key)} there and {here.get(key)} here" for key in keys)
 
 
-def save_settings(settings: DictConfig, path: Path) -> None:
-    """Write the resolved settings as YAML."""
-    path.write_text(OmegaConf.to_yaml(settings, resolve=True), encoding="utf-8")
+def listed(allowed: Sequence[object]) -> str:
+    """The allowed values as text: a, b or c."""
+    *first, last = map(str, allowed)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number, and no truth value."""
     return isinstance(value, int) and not isinstance(value, bool)  # Python counts True as the number 1
 
 
 def _is_finite(value: object) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _listed(allowed: Sequence[object]) -> str:
-    *first, last = map(str, allowed)
-    return f"{', '.join(first)} or {last}" if first else last
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value

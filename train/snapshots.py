@@ -77,14 +77,14 @@ def write_checkpoint(trainer: pl.Trainer, folder: Path, step: int) -> Path:
         return path.with_name(f"{path.stem}-{file_sha256(temporary)[:16]}.ckpt")
 
     target = write_then_rename(path, lambda temporary: torch.save(state, temporary), named)
-    for old in sorted(path.parent.glob("step-*.ckpt"))[:-KEPT_CHECKPOINTS]:
+    for old in _by_step(folder)[:-KEPT_CHECKPOINTS]:
         old.unlink()
     return target
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose content matches its name, or None; says so if a newer one is damaged."""
-    for path in sorted((folder / "checkpoint").glob("step-*.ckpt"), reverse=True):
+    for path in reversed(_by_step(folder)):
         if file_sha256(path).startswith(path.stem.rpartition("-")[2]):
             return path
         print(f"{path} is damaged; using the one before it", flush=True)
@@ -94,6 +94,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def checkpoint_step(path: Path | None) -> int:
     """The number of steps that a checkpoint stands for; 0 for None."""
     return int(path.name.split("-")[1]) if path else 0
+
+
+def _by_step(folder: Path) -> list[Path]:
+    """A run's checkpoints, oldest first."""
+    return sorted((folder / "checkpoint").glob("step-*.ckpt"), key=lambda path: (checkpoint_step(path), path.name))
 
 
 class Snapshots(pl.Callback):

@@ -26,8 +26,9 @@ if Path(sys.path[0]) == Path(__file__).resolve().parent:
 from hydra import compose, initialize_config_dir
 
 from train import Refusal
+from train.command_line import check_overrides
 from train.folder import read_manifest
-from train.settings import CONF, check_overrides, choices_of, run_name
+from train.settings import CONF, choices_of, run_name
 from train.system import PROJECT
 
 OWN = {"seeds": "0", "sweeps": "paper,controls,dose,fp16", "runs_dir": "runs", "drop_weights": "false"}
@@ -47,7 +48,7 @@ def read_words(words: list[str]) -> tuple[dict, list[str]]:
     options = dict(word.split("=", 1) for word in words)
     own = OWN | {key: value for key, value in options.items() if key in OWN}
     common = [f"{key}={value}" for key, value in options.items() if key not in OWN]
-    check_overrides(common)
+    check_overrides(common, single="every run of the study takes the same one")
     seeds, drop = own["seeds"].split(","), own["drop_weights"].lower()
     if not all(seed.isascii() and seed.isdecimal() for seed in seeds):
         raise Refusal(f"seeds={own['seeds']} is not allowed; use whole numbers of at least 0 with commas between them")

@@ -6,6 +6,7 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from train import Refusal
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "lightning", "diffusers", "transformers", "tokenizers", "safetensors", "numpy", "wandb")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_PR_SET_PDEATHSIG = 1
 
 
 def keep_freed_memory() -> bool:
@@ -31,6 +33,12 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # another C library, such as musl
         return False
     return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
+
+
+def end_with_parent() -> None:
+    """Let this process get SIGTERM when its parent ends, even by SIGKILL (Linux only)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def choose_device(requested: str) -> str:

@@ -29,7 +29,7 @@ SPIKE_HISTORY = 50
 class Metrics(pl.Callback):
     """A row of metrics.csv and one per layer of logits.csv at step 1, every `every` steps and the last; W&B gets both.
 
-    A row of step s tells of the step that led from the weights s - 1 to the weights s.
+    A row of step s tells of the step that led from the weights s - 1 to the weights s; skipped_steps counts all so far.
     """
 
     def __init__(self, metrics: TableFile, logits: TableFile, tracker: Tracker, every: int) -> None:
@@ -65,10 +65,16 @@ class Metrics(pl.Callback):
         self._before = None
         row = {name: float(value) for name, value in module.measured.items()}
         row |= {"update_norm": float(moved), "largest_logit": max(self._largest.values())}
+        row["skipped_steps"] = skipped_steps(trainer)
         self.metrics.append({"step": step, **row})
         for layer, largest in self._largest.items():
             self.logits.append({"step": step, "layer": layer, "largest_logit": largest})
         self.tracker.log(step, row | {f"largest_logit/{layer}": value for layer, value in self._largest.items()})
+
+
+def skipped_steps(trainer: pl.Trainer) -> int:
+    """How many steps so far the scaler of an FP16 run has left out; 0 in other precisions."""
+    return getattr(trainer.precision_plugin, "skipped", 0)
 
 
 class Spikes(pl.Callback):
