@@ -75,19 +75,22 @@ def round_to(
         given = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"round_to needs a floating-point tensor, got {given}")
     if x.requires_grad and torch.is_grad_enabled():
-        return _StraightThrough.apply(x, fmt, rounding, generator)
+        return StraightThrough.apply(_round, x, fmt, rounding, generator)
     return _round(x, fmt, rounding, generator)
 
 
-class _StraightThrough(torch.autograd.Function):
+class StraightThrough(torch.autograd.Function):
+    """``function(x, ...)`` with the gradient of x itself: rounding is flat almost everywhere."""
+
     @staticmethod
-    def forward(ctx, x, fmt, rounding, generator):
-        rounded = _round(x, fmt, rounding, generator)
-        return x.view_as(x) if rounded is x else rounded
+    def forward(ctx, function, x, *rest):
+        ctx.others = (None,) * len(rest)
+        result = function(x, *rest)
+        return x.view_as(x) if result is x else result
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient, None, None, None
+        return None, gradient, *ctx.others
 
 
 def _round(x: Tensor, fmt: FloatFormat, rounding: str, generator: torch.Generator | None) -> Tensor:

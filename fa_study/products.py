@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fa_study.rounding import Accumulation
 
@@ -70,38 +69,3 @@ def _emulated(a: Tensor, b: Tensor, accumulation: Accumulation, generator: torch
             return partial
         total = (total + partial).float().double()
     return total
-
-
-# PyTorch gives products of this many terms in all, or fewer, to other code, whose order differs.
-_PLAIN_UP_TO = 16**3
-
-
-def bf16_bmm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a @ b for stacks of float32 matrices that hold BF16 values, on the processor's BF16 units, with an FP32 result.
-
-    This is the product inside PyTorch's CPU kernels for BF16. On a processor with AMX, every 32 terms are added as two
-    FP32 chains of fused multiply-adds, the even terms and the odd ones, and the sum of both is added to the result. The
-    order depends on nothing else, so the bits of an element are the same for every shape, padding, stride and number of
-    threads; and it is two to three times as fast as a product in FP32. Subnormal BF16 operands count as zero. Without
-    such units, and on other devices, it is the plain product.
-
-    Parameters
-    ----------
-    a, b : Tensor
-        (B, M, K) and (B, K, N), float32. What is not a BF16 value is rounded to one.
-    out : Tensor, optional
-        Where to put the result.
-    """
-    (rows, terms), columns = a.shape[-2:], b.shape[-1]
-    if rows * terms * columns <= _PLAIN_UP_TO:
-        more = (max(8 - terms, 0), max(32 - rows, 0), max(32 - columns, 0))
-        product = bf16_bmm(pad(a, (0, more[0], 0, more[1])), pad(b, (0, more[2], 0, more[0])))
-        product = product[..., :rows, :columns]
-        return product if out is None else out.copy_(product)
-    settings = torch.backends.mkldnn.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
-    try:
-        return torch.bmm(a, b, out=out)
-    finally:
-        settings.fp32_precision = before

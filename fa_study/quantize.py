@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from fa_study.formats import FloatFormat, parse_format, round_to
+from fa_study.formats import FloatFormat, StraightThrough, parse_format, round_to
 
 INT8_MAX = 127.0
 
@@ -57,18 +57,8 @@ def quantize(
     if x.numel() == 0:
         return wide
     if torch.is_grad_enabled() and x.requires_grad:
-        return _StraightThrough.apply(wide, target, rows, columns, scale)
+        return StraightThrough.apply(_quantized, wide, target, rows, columns, scale)
     return _quantized(wide, target, rows, columns, scale)
-
-
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *args):
-        return _quantized(*args)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None, None, None, None
 
 
 def _block_shape(x: Tensor, block: int | tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:

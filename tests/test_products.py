@@ -8,8 +8,9 @@ import torch
 from float_checks import assert_same
 
 from fa_study.formats import round_to
-from fa_study.products import bf16_bmm, matmul
+from fa_study.products import matmul
 from fa_study.rounding import Accumulation
+from fa_study.tile_products import padded, product, round_up, tile_width
 
 HOPPER_FP8 = Accumulation("e8m13:toward_zero", every=32, promote=128)
 
@@ -136,18 +137,23 @@ def amx_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def narrow_product(a, b):
+    """The product of BF16 values on the matrix units, padded as tiles are."""
+    (rows, terms), columns = a.shape[-2:], b.shape[-1]
+    width, terms = round_up(columns, 32), round_up(terms, 16)
+    a, b = padded(a, round_up(rows, 16), terms), padded(b, terms, width)
+    return product(a, b, Accumulation(), narrow=True)[:, :rows, :columns]
+
+
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="needs AMX")
 @pytest.mark.parametrize("terms", [1, 8, 16, 59, 64, 300])
 def test_bf16_products_add_in_one_order_whatever_the_shape(terms):
     a, b = operands((2, 37, terms), (2, terms, 50))
-    got = bf16_bmm(a, b)
+    got = narrow_product(a, b)
     assert_same(got, amx_order(a, b))
     for rows in (1, 2, 7, 16, 17):
-        assert_same(bf16_bmm(a[:, :rows], b[..., 5 : 5 + rows]), got[:, :rows, 5 : 5 + rows])
-    padded = bf16_bmm(torch.nn.functional.pad(a, (0, 21)), torch.nn.functional.pad(b, (0, 0, 0, 21)))
-    assert_same(padded, got)
-    assert_same(bf16_bmm(a.mT.contiguous().mT, b.mT.contiguous().mT), got)
-    assert_same(bf16_bmm(a[1:], b[1:]), got[1:])
+        assert_same(narrow_product(a[:, :rows], b[..., 5 : 5 + rows]), got[:, :rows, 5 : 5 + rows])
+    assert_same(narrow_product(a[1:], b[1:]), got[1:])
     assert terms < 59 or not torch.equal(got, a @ b)
 
 
@@ -155,8 +161,25 @@ def test_bf16_products_leave_the_precision_of_others_alone():
     a, b = operands((1, 64, 64), (1, 64, 64), fmt="fp32")
     before, plain = torch.backends.mkldnn.matmul.fp32_precision, a @ b
     out = torch.empty(1, 64, 64)
-    got = bf16_bmm(a, b, out=out)
+    got = product(a, b, Accumulation(), out=out, narrow=True)
     torch.testing.assert_close(got, plain, rtol=0.02, atol=0.2)
     assert got.data_ptr() == out.data_ptr()
     assert torch.backends.mkldnn.matmul.fp32_precision == before
     assert_same(a @ b, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_and_terms_are_added_in_one_order_on_this_processor(dtype):
+    torch.manual_seed(0)
+    a, b = torch.randn(1, 48, 500, dtype=dtype), torch.randn(1, 500, 200, dtype=dtype)
+
+    def added(terms, columns):
+        return product(padded(a[..., :terms], 48, 512), padded(b[:, :terms, :columns], 512, columns), Accumulation())
+
+    for terms in (100, 130, 250, 500):
+        want = added(terms, 192)
+        for columns in (16, 32, 64, 112, 128):
+            assert_same(added(terms, columns), want[..., :columns])
+        width = tile_width(terms)
+        short = product(padded(a[..., :terms], 48, width), padded(b[:, :terms, :192], width, 192), Accumulation())
+        assert_same(short, want)

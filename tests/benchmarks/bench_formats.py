@@ -12,7 +12,8 @@ from harness import ratio, show
 
 from fa_study.exponentials import exact_exp, fexp_u20
 from fa_study.formats import round_to
-from fa_study.products import bf16_bmm
+from fa_study.rounding import Accumulation
+from fa_study.tile_products import product
 
 TF32_GFLOAT = gfloat.FormatInfo(
     "tf32",
@@ -61,7 +62,8 @@ def measure() -> list[dict]:
     masked = negative.masked_fill(x > 0, -torch.inf)
     rows.append(ratio("masked exp / torch.exp", partial(exact_exp, masked), partial(torch.exp, masked), bar="<= 1"))
     a, b = (torch.randn(4, *shape).bfloat16().float() for shape in ((256, 64), (64, 512)))
-    rows.append(ratio("BF16 product / FP32 product", partial(bf16_bmm, a, b), partial(torch.bmm, a, b), bar="<= 1"))
+    narrow = partial(product, a, b, Accumulation(), narrow=True)
+    rows.append(ratio("BF16 product / FP32 product", narrow, partial(torch.bmm, a, b), bar="<= 1"))
     torch.set_num_threads(threads)
     return rows
 
