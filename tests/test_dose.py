@@ -96,26 +96,34 @@ def test_only_seeds_with_tiled_arms_count():
 
 
 def test_the_twins_factor_is_a_prediction_interval():
-    scale = dose.twin_scale(twin_rows(TWINS, (0,)))
+    scale = dose.twin_scale(small_drifts({0: TWINS}))
     assert scale["twin"].tolist() == pytest.approx([1e-7]) and scale["twins"].tolist() == [3]
     # Three logarithms with standard deviation log 2; t of 2 degrees of freedom at 97.5 % is 4.303.
     assert np.log(scale["factor"]).tolist() == pytest.approx([4.303 * np.log(2) * (4 / 3) ** 0.5], rel=1e-3)
-    both = dose.twin_scale(twin_rows(TWINS, (0, 1)))
+    both = dose.twin_scale(small_drifts({0: TWINS, 1: TWINS}))
     assert (both["factor"] < scale["factor"].iloc[0]).all()  # the same scatter, known from twice as many twins
-    assert scale["within"].all() and dose.twin_scale(twin_rows(TWINS[:1], (0, 1)))["factor"].isna().all()
+    assert dose.twin_scale(small_drifts({0: TWINS[:1], 1: TWINS[1:2]}))["factor"].isna().all()
 
 
-def test_single_twins_scatter_as_their_seeds_do():
-    single = pd.concat(twin_rows([drift], [seed]) for seed, drift in enumerate(TWINS))
-    scale = dose.twin_scale(single)
-    assert not scale["within"].any() and scale["twin"].tolist() == pytest.approx(list(TWINS))
-    assert np.log(scale["factor"]).to_numpy() == pytest.approx(4.303 * np.log(2) * 2**0.5, rel=1e-3)
-
-
-def twin_rows(drifts, seeds):
-    return pd.DataFrame(
-        {"space": "weights", "step": 100, "seed": seed, "drift": drift} for seed in seeds for drift in drifts
+def test_beside_flash_single_twins_tell_their_scatter_from_their_seeds_growth():
+    drifts = {0: 1e-7, 1: 1e-5, 2: 1e-3}
+    quiet = dose.twin_scale(
+        small_drifts({s: [d] for s, d in drifts.items()}, flash={s: d / 3 for s, d in drifts.items()})
     )
+    assert quiet["factor"].to_numpy() == pytest.approx(1) and quiet["twin"].tolist() == pytest.approx(
+        list(drifts.values())
+    )
+    # Flash / twin = 1/2, 1, 2: logarithms with standard deviation log 2, of which the twin has its half in the square.
+    flash = {seed: drift * 2.0 ** (seed - 1) for seed, drift in drifts.items()}
+    loud = dose.twin_scale(small_drifts({s: [d] for s, d in drifts.items()}, flash=flash))
+    assert np.log(loud["factor"]).to_numpy() == pytest.approx(4.303 * np.log(2), rel=1e-3)
+
+
+def small_drifts(twins, flash=None):
+    """Rows of `drifts` at one place: {seed: drifts of its twins}, {seed: drift of Flash}."""
+    rows = [(dose.TWIN, seed, drift) for seed, drifts in twins.items() for drift in drifts]
+    rows += [(dose.FLASH, seed, drift) for seed, drift in (flash or {}).items()]
+    return pd.DataFrame(rows, columns=["kind", "seed", "drift"]).assign(space="weights", step=100)
 
 
 def test_the_rank_test():
@@ -156,8 +164,8 @@ def test_the_verdicts_follow_the_numbers():
     assert bias_verdict(dose.beside_nearest(tables(bias=1e4))).holds == "holds"
     none = bias_verdict(dose.beside_nearest(tables(bias=1.1)))
     assert none.holds == "does not hold"
-    assert "toward zero 1.1 at step 100, 1.1 at step 200, 1.1 at step 400 (1 widths)" in none.text
-    assert "in 0 of 12 cases" in none.text
+    assert "toward zero 1.1 at step 50, 1.1 at step 100, 1.1 at step 200, 1.1 at step 400 (1 widths)" in none.text
+    assert "in 0 of 16 cases" in none.text
 
 
 def test_a_bias_displaces_both_widths_alike(tmp_path):
@@ -176,13 +184,13 @@ def test_a_bias_displaces_both_widths_alike(tmp_path):
     assert set(cosines["step"]) == {100} and not set(cosines["a"]) & {"Flash"} and set(cosines["seed"]) == {0}
     assert set(cosines["precision"]) == {"fp32"} and len(cosines) == 2 * 15
     shared = shared_direction(cosines).set_index(["rounding", "space"])
-    assert shared.loc[("toward_zero", "weights"), ["cosine", "pairs", "beyond"]].tolist() == [pytest.approx(1), 1, True]
-    assert shared.loc[("nearest_even", "predictions"), ["cosine", "beyond"]].tolist() == [pytest.approx(0), False]
+    same, own = shared.loc[("toward_zero", "weights")], shared.loc[("nearest_even", "predictions")]
+    assert same["cosine"] == pytest.approx(1) and own["cosine"] == pytest.approx(0)
+    # Of 15 pairs, the two twins with each other and with each of four arms have nothing in common.
+    assert (same["pairs"], same["high"]) == (9, pytest.approx(0))
     assert displacement_cosines(tmp_path / "nothing").empty
     text = direction_sentence(shared.reset_index())
-    assert "toward zero +1.00 at step 100" in text and "between +0.00 and +0.00 (up to 1 pairs)" in text
-    alone = cosines[~cosines["a"].str.startswith("twin")]
-    assert "no two ulp twins" in direction_sentence(shared_direction(alone))
+    assert "at step 100 +0.00 to nearest, +1.00 toward zero (+0.00 to +0.00 between runs" in text
 
 
 @pytest.mark.parametrize("twins", [TWINS, (1e-7,)])

@@ -1,7 +1,8 @@
 """Do two runs whose attention errs in the same way end up displaced in the same direction?
 
-Single perturbations are displaced in directions of their own, as ulp twins show. What an error has in common at two
-widths of the format, a bias, displaces both runs alike.
+Runs whose perturbations have nothing to do with each other are displaced in directions of their own, until training
+has amplified one direction above all others. What an error has in common at two widths of the format, a bias, displaces
+both runs alike.
 """
 
 from __future__ import annotations
@@ -73,21 +74,22 @@ def displacement_cosines(folder: Path) -> pd.DataFrame:
 
 
 def shared_direction(cosines: pd.DataFrame) -> pd.DataFrame:
-    """The cosine between two widths of each rounding, beside those between ulp twins at the same place.
+    """The cosine between two widths of each rounding, beside those of runs that have nothing in common.
+
+    Nothing in common has every pair with an ulp twin or with Flash in it. All pairs share the Baseline run that they
+    are displaced from, which makes for a cosine of 1/2 between independent runs once drift is saturated.
 
     Returns
     -------
-    DataFrame : rounding, seed, space, step, cosine, pairs (of twins), low and high (the smallest and largest of their
-        cosines), beyond (True if the cosine is larger than all of them; False without twins' pairs).
+    DataFrame : rounding, seed, space, step, cosine, pairs (with nothing in common), low and high (the smallest and
+        largest of their cosines).
     """
     cosines = cosines.astype({"a": str, "b": str, "space": str})
-    twins = cosines[cosines["a"].str.startswith("twin") & cosines["b"].str.startswith("twin")]
-    scale = twins.groupby(_PLACE)["cosine"].agg(pairs="count", low="min", high="max")
+    unrelated = cosines["a"].str.match("twin|Flash") | cosines["b"].str.match("twin|Flash")
+    scale = cosines[unrelated].groupby(_PLACE)["cosine"].agg(pairs="count", low="min", high="max")
     parts = []
     for rounding, mark in (("nearest_even", ""), ("stochastic", ":stochastic"), ("toward_zero", ":toward_zero")):
-        wide, narrow = (width + mark for width in WIDTHS)
-        part = cosines[cosines["a"].isin((wide, narrow)) & cosines["b"].isin((wide, narrow))]
+        widths = [width + mark for width in WIDTHS]
+        part = cosines[cosines["a"].isin(widths) & cosines["b"].isin(widths)]
         parts.append(part[[*_PLACE, "cosine"]].assign(rounding=rounding))
-    rows = pd.concat(parts).join(scale, on=_PLACE)
-    rows["pairs"] = rows["pairs"].fillna(0).astype(int)
-    return rows.assign(beyond=rows["cosine"] > rows["high"]).reset_index(drop=True)
+    return pd.concat(parts).merge(scale.reset_index(), on=_PLACE)

@@ -25,7 +25,7 @@ from fa_study.experiments.weights import whole_model
 from fa_study.rounding import RoundingPolicy
 
 FLASH, TILED, TWIN = "Flash against Baseline", "tiled against Baseline", "ulp twin"
-STEPS = (100, 200, 400)
+STEPS = (50, 100, 200, 400)
 _FORMATS = ("e8m4", "e8m7", "e8m10", "e8m14", "e8m18")
 _PLACE = ["space", "step", "seed"]
 
@@ -125,28 +125,33 @@ def drifts(weights: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
     return rows[["kind", "variant", *_PLACE, "drift"]].reset_index(drop=True)
 
 
-def twin_scale(twins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
+def twin_scale(rows: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Where the drift of ulp twins lies, and the factor within which one more of them would, by space, step and seed.
 
-    exp(t_{f} s sqrt(1 + 1 / n)) about the geometric mean of a seed's n twins, a prediction interval. s is the standard
-    deviation of the logarithms within a seed, pooled over the seeds, and f its degrees of freedom; where f < 2, that
-    between the seeds, which is at least as large, since seeds differ as well.
+    exp(t_f s sqrt(1 + 1 / n)) about the geometric mean of a seed's n twins: a prediction interval. s is the standard
+    deviation of the logarithms about what seed and kind explain, with f degrees of freedom. Flash in FP32 counts beside
+    the twins: it perturbs training by about as little, and with one twin per seed it is what tells a seed's own growth
+    from the scatter about it.
+
+    Parameters
+    ----------
+    rows : `drifts`, of twins and Flash.
 
     Returns
     -------
-    DataFrame : space, step, seed, twin (geometric mean), twins (n), factor (NaN from fewer than three twins), within
-        (True if s is that within a seed).
+    DataFrame : space, step, seed, twin (geometric mean), twins (n), factor (NaN if f is 0).
     """
-    logs = twins.assign(log=np.log(twins["drift"])).groupby(_PLACE)["log"]
-    scale = logs.agg(twin="mean", twins="count", square=lambda x: ((x - x.mean()) ** 2).sum()).reset_index()
-    pooled = scale.groupby(["space", "step"])
-    freedom = pooled["twins"].transform("sum") - pooled["twins"].transform("count")
-    within = freedom >= 2
-    variance = (pooled["square"].transform("sum") / freedom.where(within)).fillna(pooled["twin"].transform("var"))
-    seeds = pooled["twin"].transform("count")
-    freedom = freedom.where(within, (seeds - 1).where(seeds > 2))
-    half = stats.t.ppf((1 + confidence) / 2, freedom) * np.sqrt(variance * (1 + 1 / scale["twins"]))
-    return scale.assign(twin=np.exp(scale["twin"]), factor=np.exp(half), within=within).drop(columns="square")
+    rows = rows[rows["kind"].isin((TWIN, FLASH))].assign(log=lambda x: np.log(x["drift"]))
+    scale = rows[rows["kind"] == TWIN].groupby(_PLACE)["log"].agg(twin="mean", twins="count").reset_index()
+    spreads = {}
+    for place, part in rows.groupby(["space", "step"]):
+        explained = np.column_stack([*(part["seed"] == seed for seed in set(part["seed"])), part["kind"] == FLASH])
+        fit, _, rank, _ = np.linalg.lstsq(explained.astype(float), part["log"], rcond=None)
+        freedom = len(part) - int(rank)
+        left = np.square(part["log"] - explained @ fit).sum()
+        spreads[place] = stats.t.ppf((1 + confidence) / 2, freedom) * (left / freedom) ** 0.5 if freedom else np.nan
+    spread = pd.Series([spreads[place] for place in zip(scale["space"], scale["step"])], dtype=float)
+    return scale.assign(twin=np.exp(scale["twin"]), factor=np.exp(spread * np.sqrt(1 + 1 / scale["twins"])))
 
 
 def dose_response(weights: pd.DataFrame, predictions: pd.DataFrame, given: pd.DataFrame) -> pd.DataFrame:
@@ -158,11 +163,11 @@ def dose_response(weights: pd.DataFrame, predictions: pd.DataFrame, given: pd.Da
 
     Returns
     -------
-    DataFrame : variant, rounding, dose, probed, space, step, seed, drift, twin, twins, factor, within (`twin_scale`),
-        ratio; seeds without a twin or without a tiled arm are left out.
+    DataFrame : variant, rounding, dose, probed, space, step, seed, drift, twin, twins, factor (`twin_scale`), ratio;
+        seeds without a twin or without a tiled arm are left out.
     """
     rows = drifts(weights, predictions)
-    scale = twin_scale(rows[rows["kind"] == TWIN])
+    scale = twin_scale(rows)
     arms = rows[(rows["kind"] != TWIN) & rows["seed"].isin(rows.loc[rows["kind"] == TILED, "seed"])]
     arms = arms.drop(columns="kind").merge(given, on="variant").merge(scale, on=_PLACE)
     return arms.assign(ratio=arms["drift"] / arms["twin"])

@@ -29,7 +29,7 @@ def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
     shown["arm"] = shown["rounding"].map(_NAMES)
     factors = response.groupby("step")["factor"].median()
     arms = [name for name in _NAMES.values() if name in set(shown["arm"])]
-    x = alt.X("dose:Q").scale(type="log").title("RMS error of attention").axis(format=".0e", tickCount=4)
+    x = alt.X("dose:Q").scale(type="log").title("RMS error of attention").axis(format=".0e", tickCount=3)
     panels = []
     for step, part in shown.groupby("step"):
         title = f"{space}: drift / drift of ulp twins"
@@ -56,7 +56,7 @@ def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
         if pd.notna(factors[step]):
             band = twins.mark_rect(color=COLOURS["ulp twins"], opacity=0.25)
             layers.insert(0, band.encode(alt.Y("low:Q"), alt.Y2("high:Q")))
-        panels.append(alt.layer(*layers).properties(title=f"step {step}", width=170))
+        panels.append(alt.layer(*layers).properties(title=f"step {step}", width=130))
     last = shown[shown["step"] == shown["step"].max()]
     words = "; ".join(f"{row.arm} {row.variant}, error {row.dose:.1e}: {row.median:.3g}" for row in last.itertuples())
     return describe(

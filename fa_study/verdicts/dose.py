@@ -23,6 +23,7 @@ def size_verdict(tests: pd.DataFrame, response: pd.DataFrame) -> Verdict:
     """
     tests = tests[tests["step"].isin(STEPS)]
     known = response.groupby("step")["factor"].any()
+    seeds = response["seed"].nunique()
     words = []
     for row in tests[tests["space"] == "weights"].itertuples():
         spread = "beyond the twins at no error" if known[row.step] else "the twins' spread being unknown"
@@ -34,7 +35,7 @@ def size_verdict(tests: pd.DataFrame, response: pd.DataFrame) -> Verdict:
     given = response["dose"]
     text = (
         f"{response['variant'].nunique()} arms give attention an RMS error of {given.min():.0e} to {given.max():.0e}. "
-        f"Drift of the weights over that of ulp twins, {response['seed'].nunique()} seeds: {'; '.join(words)}."
+        f"Drift of the weights over that of ulp twins, {seeds} seed{'s' if seeds > 1 else ''}: {'; '.join(words)}."
     )
     return Verdict("'the size of the error predicts the drift'", answer(int(tests["rises"].sum()), len(tests)), text)
 
@@ -67,7 +68,7 @@ def bias_verdict(beside: pd.DataFrame) -> Verdict:
 
 
 def direction_sentence(shared: pd.DataFrame) -> str:
-    """What the cosines between two widths of one rounding say, beside those of ulp twins.
+    """What the cosines between two widths of one rounding say, beside those of runs that have nothing in common.
 
     Parameters
     ----------
@@ -75,15 +76,11 @@ def direction_sentence(shared: pd.DataFrame) -> str:
     """
     shared = shared[shared["step"].isin(STEPS) & (shared["space"] == "weights")]
     words = []
-    for rounding, part in shared.groupby("rounding"):
-        medians = part.groupby("step")["cosine"].median()
-        steps = ", ".join(f"{value:+.2f} at step {step}" for step, value in medians.items())
-        words.append(f"{MODES[rounding]} {steps}")
-    known = shared[shared["pairs"] > 0]
-    twins = (
-        f"Between ulp twins the cosines lie between {known['low'].min():+.2f} and {known['high'].max():+.2f} "
-        f"(up to {known['pairs'].max()} pairs)"
-        if len(known)
-        else "There are no two ulp twins of one run to compare them with"
-    )
-    return f"Cosine between the displacements at 7 and at 10 fraction bits: {'; '.join(words)}. {twins}."
+    for step, part in shared.groupby("step"):
+        cosines = part.groupby("rounding")["cosine"].median()
+        each = ", ".join(f"{cosines[mode]:+.2f} {name}" for mode, name in MODES.items() if mode in cosines)
+        words.append(
+            f"at step {step} {each} ({part['low'].min():+.2f} to {part['high'].max():+.2f} between runs that have "
+            "nothing in common)"
+        )
+    return f"Cosine between the displacements from Baseline at 7 and at 10 fraction bits: {'; '.join(words)}."
