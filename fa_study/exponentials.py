@@ -159,5 +159,7 @@ def _fexp_u20_into(f: Tensor, x: Tensor, cubic: Tensor) -> None:
     torch.addcmul(c0, f, cubic, out=cubic)
     torch.add(torch.tensor(127.0 * 2**23, device=x.device), s.sub_(cubic), alpha=2.0**23, out=s)
     f.view(torch.int32).copy_(torch.threshold_(s, _LOWEST_BITS, 0.0))
+    if x.amax() <= _HIGHEST:
+        return
     # Adds 0 up to _HIGHEST, infinity above, and NaN to NaN.
     f.add_(torch.threshold_(cubic.copy_(x), _HIGHEST, 0.0), alpha=torch.finfo(torch.float32).max)
