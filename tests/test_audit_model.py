@@ -132,6 +132,7 @@ def test_model_that_switches_in_one_layer_only_says_so():
     assert "model.layers.0" not in text
 
 
+@pytest.mark.slow  # torch.compile
 def test_flex_attention_without_a_backward_pass_says_so():
     report = audit_model(decoder(torch.float32), "eager", "flex_attention", twins=1)
     out = report.layers[report.layers.tensor == "out"]

@@ -52,6 +52,8 @@ def test_processor_that_is_wrong_in_the_middle_of_a_unet(dtype):
     middle = "mid_block.attentions.0.transformer_blocks.0."
     assert "layer-error" in failures(report)
     assert failed_layers(report) == {middle + "attn1", middle + "attn2"}
+    forward = next(f.text for f in report.findings if f.code == "forward-growth")
+    assert f"is largest in {middle}attn2 (" in forward
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -105,11 +105,12 @@ def _growth(growth: pd.DataFrame) -> list[Finding]:
         if apart.empty:
             found.append(Finding("note", f"{direction}-growth", f"{direction}: no difference in any layer"))
             continue
-        first, last = apart.iloc[0], rows.iloc[-1]
+        first, last, top = apart.iloc[0], rows.iloc[-1], apart.loc[apart.difference.idxmax()]
         text = (
-            f"{direction}: the difference begins in {first.layer} (relative {first.difference:.2g} in the {what}) and "
-            f"is {last.difference:.2g} in {last.layer}, the {'last' if direction == 'forward' else 'first'} layer; the "
-            f"twins' is up to {first.twins_high:.2g} and {last.twins_high:.2g} there"
+            f"{direction}: the difference begins in {first.layer} (relative {first.difference:.2g} in the {what}), is "
+            f"largest in {top.layer} ({top.difference:.2g}) and {last.difference:.2g} in {last.layer}, the "
+            f"{'last' if direction == 'forward' else 'first'} layer; the twins' is up to {first.twins_high:.2g}, "
+            f"{top.twins_high:.2g} and {last.twins_high:.2g} there"
         )
         found.append(Finding("note", f"{direction}-growth", text))
     return found

@@ -29,7 +29,7 @@ def growth_chart(report: ModelReport) -> alt.HConcatChart | None:
     rows["number"] = rows.depth + 1
     names = [f"{report.b} against {report.a}", f"twins of {report.a}"]
     colour = alt.Color("kind:N").title(None).scale(domain=names, range=[COLOURS["Flash"], COLOURS["ulp twins"]])
-    colour = colour.legend(symbolOpacity=1)
+    colour = colour.legend(symbolOpacity=1, labelLimit=400)
     panels = []
     for direction, what in (("forward", "output"), ("backward", "gradient")):
         part = rows[rows.direction == direction]
@@ -59,7 +59,7 @@ def ratio_chart(report: ModelReport) -> alt.LayerChart | None:
         .mark_point(filled=True)
         .encode(
             _X,
-            log_y("ratio", f"error of {report.b} / error of {report.a}").axis(format="~g"),
+            log_y("ratio", f"error ratio, {report.b} / {report.a}").axis(format="~g"),
             alt.Color("kind:N").title(None).scale(domain=kinds, range=colours),
             alt.Shape("kind:N").title(None).scale(domain=kinds),
             tooltip=["layer:N", "tensor:N", alt.Tooltip("ratio:Q").format(".3g"), "verdict:N"],
