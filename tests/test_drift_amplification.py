@@ -83,7 +83,7 @@ def test_flash_beside_twins_tells_sizes_from_rates():
     [
         (1.0, 10.0, "holds", "weights in FP32 100% (95% to 105%, 3 seeds"),
         (2.0, 10.0, "holds only where", "weights in FP32 50% (48% to 53%, 3 seeds"),
-        (2.0, 20.0, "does not hold", "grows at the twins' rate in 0 of 2 cases"),
+        (2.0, 20.0, "does not hold", "is 2.00 to 2.00 times the twins', and not told from theirs in 0 of 2 cases"),
     ],
 )
 def test_the_verdict_follows_sizes_and_rates(flash, rate, holds, words):

@@ -62,7 +62,7 @@ def line_losses(run_a: Path, run_b: Path) -> pd.DataFrame:
         a, b = (OmegaConf.to_container(each)[name] for each in settings)
         if a != b:
             raise Refusal(f"{run_a} and {run_b} differ in {name}: {a} and {b}; give two runs that agree in it")
-    common = OmegaConf.merge(settings[0], {"device": "cpu", "precision": {"name": "fp32"}})
+    common = OmegaConf.merge(settings[0], {"device": "cpu", "precision": {"name": "fp32"}, "twin": 0})
     common.attn = {"name": "baseline"}
     module = TextToImage(common, load_data(common)).eval()
     ends = [load_weights(run, snapshot_steps(run)[-1]) for run in (run_a, run_b)]

@@ -77,9 +77,8 @@ def forks(curves: pd.DataFrame, space: str) -> alt.FacetChart:
         .encode(
             alt.X("since:Q").title("steps since the nudge").axis(tickCount=6),
             log_y("distance", TITLES[space]),
-            # Dark to light, as the twins' own colour has it.
-            alt.Color("parted:O", sort=order).scale(scheme="blues", reverse=True).title("nudged at").legend(columns=4),
-            alt.Shape("parted:O", sort=order).title("nudged at"),
+            alt.Color("parted:O", sort=order).scale(scheme="blues", reverse=True).legend(None),
+            alt.Shape("parted:O", sort=order).title("nudged at").legend(columns=4, symbolFillColor=KIND_COLOURS[TWIN]),
             tooltip=["parted:N", "step:Q", alt.Tooltip("distance:Q").format(".2e")],
         )
         .properties(width=260)

@@ -30,7 +30,9 @@ def explained_verdict(beside: pd.DataFrame) -> Verdict:
     ]
     text = (
         "In the last quarter of the training, a run with Baseline that was nudged shows of Flash's distance: "
-        f"{'; '.join(words)}. Before, Flash's distance grows at the twins' rate in {same.sum()} of {len(growth)} cases."
+        f"{'; '.join(words)}. Before, the factor by which Flash's distance grows in 100 steps is "
+        f"{growth['centre'].min():.2f} to {growth['centre'].max():.2f} times the twins', and not told from theirs in "
+        f"{same.sum()} of {len(growth)} cases."
     )
     part, whole = int(same.sum() + no_further.sum()), len(growth) + len(ends)
     return Verdict("'one unit in the last place explains the drift'", answer(part, whole), text)
