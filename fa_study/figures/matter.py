@@ -73,7 +73,7 @@ def line_losses(lines: pd.DataFrame) -> alt.LayerChart:
         alt.Y("low:Q", scale=scale), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
     )
     line = base.mark_line(point=True).encode(
-        alt.Y("median:Q", scale=scale).title("held-out loss").axis(format=".3f", tickCount=5),
+        alt.Y("median:Q", scale=scale).title("held-out loss").axis(format="~g", tickCount=5),
         alt.StrokeDash("precision:N").title(None),
         tooltip=[*("kind:N", "precision:N", "alpha:Q"), alt.Tooltip("median:Q").format(".4f"), "seeds:Q"],
     )
