@@ -5,6 +5,13 @@ STAMP := .venv/installed
 # One thread for each of the processes that run side by side: on few cores threads hinder each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
+COMMON := model.size=tiny batch_size=4 snapshots.every=50 probe.deviation_every=200 logger.mode=disabled
+ifdef SMALL
+STUDY := seeds=0,1 sweeps=paper,twins steps=300 runs_dir=runs/small $(COMMON)
+else
+STUDY := seeds=0,1,2,3,4,5,6,7 steps=1000 runs_dir=runs/study tables=notebooks/data $(COMMON)
+endif
+
 .PHONY: help venv test test-slow test-book book pdf demo tables study kernels bench picture lint clean
 
 help:
@@ -14,7 +21,8 @@ help:
 	@echo "  make demo       only the four demonstration runs             4 min, 0.1 GB under runs/"
 	@echo "  make test-slow  the exhaustive tests                         1 h or more"
 	@echo "  make tables     the stored tables of the notebooks, again    60 min at most; resumes"
-	@echo "  make study      the training runs behind Figures 7 and 8     1.5 h, 0.4 GB under runs/; resumes"
+	@echo "  make study      the training runs behind Figures 7 and 8     hours (it says), 3 GB under runs/; resumes"
+	@echo "                  SMALL=1: two seeds, 300 steps, under runs/small   20 min"
 	@echo "  make kernels    every kernel that runs here, into a table    20 min, 1.1 GB in .venv-kernels"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
 	@echo "  make picture    the picture of the README, from the tables   10 s"
@@ -59,8 +67,7 @@ tables: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python -m fa_study.experiments
 
 study: $(STAMP)
-	$(ONE_THREAD) $(BIN)/python train/study.py sweeps=first seeds=0,1 model.size=tiny steps=500 snapshots.every=50
-	$(ONE_THREAD) $(BIN)/python -m fa_study.experiments.reduce_runs
+	$(ONE_THREAD) $(BIN)/python train/study.py $(STUDY)
 
 # Kernels of other machines run here by interpreters, in an environment of its own that sees the packages of .venv.
 kernels: .venv-kernels/installed

@@ -1,13 +1,14 @@
-"""The training study: sweeps run seed by seed, each pair of runs reduced to a table as soon as both are finished.
+"""The training study: sweeps run seed by seed, reduced to tables after each seed.
 
-    python train/study.py seeds=0,1,2 sweeps=paper,controls steps=600 model.size=tiny
+    python train/study.py seeds=0,1,2 sweeps=paper,twins steps=1000 model.size=tiny
 
-The sweeps stand in conf/study; `seeds`, `sweeps`, `runs_dir` and `drop_weights` are this program's own options, every
-other word is an option of train/run.py and goes to each run. After each seed there is a complete set of pairs. Finished
-runs are skipped, so the same command goes on where it was stopped. The tables lie in
-<runs_dir>/pairs/<label>/<run>--<partner>.parquet. drop_weights=true removes the weights of a seed's runs once all their
-pairs are tables; those of the next seed, with which a seed may be compared, wait for their own turn.
-Exit codes: 0 done, 1 a run or pair failed, 2 a word that is not understood.
+The sweeps stand in conf/study; `seeds`, `sweeps`, `runs_dir`, `tables`, `drop_weights` and `plan` are this program's
+own options, every other word is an option of train/run.py and goes to each run (a sweep's own words win). Which two
+runs belong together is found from their settings: after each seed there is a complete set of pairs, whose distances go
+to the folder `tables` (<runs_dir>/tables). Finished runs are skipped and pairs that the tables hold are not measured
+again, so the same command goes on where it was stopped. It says beforehand what it will do and for how long; plan=true
+stops there. drop_weights=true removes the weights of the seeds before the one that was just reduced.
+Exit codes: 0 done, 1 a run or the reduction failed, 2 a word that is not understood.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if Path(sys.path[0]) == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 from train import Refusal
 from train.command_line import check_overrides
@@ -31,7 +33,14 @@ from train.folder import read_manifest
 from train.settings import CONF, choices_of, run_name
 from train.system import PROJECT
 
-OWN = {"seeds": "0", "sweeps": "paper,controls,dose,fp16", "runs_dir": "runs", "drop_weights": "false"}
+OWN = {
+    "seeds": "0",
+    "sweeps": "paper,twins,fp16,systematic,forks,controls,tiled,dose",
+    "runs_dir": "runs",
+    "tables": "",
+    "drop_weights": "false",
+    "plan": "false",
+}
 
 
 def read_words(words: list[str]) -> tuple[dict, list[str]]:
@@ -49,19 +58,21 @@ def read_words(words: list[str]) -> tuple[dict, list[str]]:
     own = OWN | {key: value for key, value in options.items() if key in OWN}
     common = [f"{key}={value}" for key, value in options.items() if key not in OWN]
     check_overrides(common, single="every run of the study takes the same one")
-    seeds, drop = own["seeds"].split(","), own["drop_weights"].lower()
+    seeds = own["seeds"].split(",")
     if not all(seed.isascii() and seed.isdecimal() for seed in seeds):
         raise Refusal(f"seeds={own['seeds']} is not allowed; use whole numbers of at least 0 with commas between them")
-    if drop not in ("true", "false"):
-        raise Refusal(f"drop_weights={own['drop_weights']} is unknown; use true or false")
+    for key in ("drop_weights", "plan"):
+        if own[key].lower() not in ("true", "false"):
+            raise Refusal(f"{key}={own[key]} is unknown; use true or false")
+        own[key] = own[key].lower() == "true"
     sweeps = own["sweeps"].split(",")
     for sweep in sweeps:
-        entries(sweep, 0)
-    return own | {"seeds": [int(seed) for seed in seeds], "sweeps": sweeps, "drop_weights": drop == "true"}, common
+        products(sweep, 0)
+    return own | {"seeds": [int(seed) for seed in seeds], "sweeps": sweeps}, common
 
 
-def entries(sweep: str, seed: int) -> list[dict]:
-    """The entries of conf/study/<sweep>.yaml for a seed, their overrides as {option: text}.
+def products(sweep: str, seed: int) -> list[dict[str, str]]:
+    """The products of runs in conf/study/<sweep>.yaml that a seed takes part in, as {option: values}.
 
     Raises
     ------
@@ -70,19 +81,9 @@ def entries(sweep: str, seed: int) -> list[dict]:
     """
     if sweep not in choices_of("study"):
         raise Refusal(f"sweeps={sweep} is unknown; use {', '.join(choices_of('study'))}")
-    text = (CONF / "study" / f"{sweep}.yaml").read_text().replace("{seed}", str(seed))
-    rows = yaml.safe_load(text.replace("{other}", str(seed + 1)))
-
-    def options(words: str) -> dict[str, str]:
-        return dict(word.split("=", 1) for word in words.split())
-
-    return [{"label": row["label"], **{key: options(row[key]) for key in ("run", "against")}} for row in rows]
-
-
-def partner(run: dict[str, str], against: dict[str, str]) -> dict[str, str]:
-    """A run's options with `against` changed; another attn takes its own options away."""
-    kept = {key: value for key, value in run.items() if not ("attn" in against and key.startswith("attn."))}
-    return kept | against
+    rows = yaml.safe_load((CONF / "study" / f"{sweep}.yaml").read_text())
+    chosen = [row["runs"] for row in rows if seed in row.get("seeds", [seed])]
+    return [{"seed": str(seed), **dict(word.split("=", 1) for word in words.split())} for words in chosen]
 
 
 def expand(run: dict[str, str]) -> list[dict[str, str]]:
@@ -91,10 +92,10 @@ def expand(run: dict[str, str]) -> list[dict[str, str]]:
     return [dict(zip(options, values)) for values in itertools.product(*options.values())]
 
 
-def folder_of(run: dict[str, str], common: list[str], runs_dir: Path) -> Path:
-    """The folder that a run with these options goes to."""
+def settings_of(run: dict[str, str], common: list[str]) -> DictConfig:
+    """The settings of a single run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return runs_dir / run_name(compose("config", overrides=[*common, *(f"{k}={v}" for k, v in run.items())]))
+        return compose("config", overrides=[*common, *(f"{key}={value}" for key, value in run.items())])
 
 
 def train_all(run: dict[str, str], common: list[str]) -> bool:
@@ -104,51 +105,62 @@ def train_all(run: dict[str, str], common: list[str]) -> bool:
     return subprocess.run(command, cwd=PROJECT).returncode == 0
 
 
-def reduce_pair(run: Path, other: Path, table: Path) -> str:
-    """Write the distances of two finished runs at every common step as a table; returns what forbids it, or ""."""
-    from fa_study.experiments.weights import weight_trajectory  # seconds that a refusal should not cost
+def plan(own: dict, common: list[str]) -> str:
+    """What there is to do, in a sentence, at the pace of the machine that the stored tables come from."""
+    from fa_study.experiments.pace import seconds_per_step
+    from fa_study.experiments.runs import arm
+    from fa_study.tables import read_table
 
-    if table.exists():
-        return ""
-    if any((read_manifest(folder) or {}).get("state") != "finished" for folder in (run, other)):
-        return "one of its runs is not finished"
-    try:
-        distances = weight_trajectory(run, other)
-    except ValueError as error:  # no common step, or weights that were dropped
-        return str(error)
-    table.parent.mkdir(parents=True, exist_ok=True)
-    temporary = table.with_suffix(".tmp")
-    distances.to_parquet(temporary)
-    temporary.replace(table)
-    return ""
+    pace = seconds_per_step(read_table("runs.csv"))
+    left, finished, seconds, unknown = 0, 0, 0.0, set()
+    for seed, sweep in itertools.product(own["seeds"], own["sweeps"]):
+        for run in itertools.chain.from_iterable(expand(product) for product in products(sweep, seed)):
+            settings = settings_of(run, common)
+            if (read_manifest(PROJECT / own["runs_dir"] / run_name(settings)) or {}).get("state") == "finished":
+                finished += 1
+                continue
+            left += 1
+            key = (arm(settings), settings.precision.name, settings.model.name, settings.model.size)
+            per_picture = pace.get(key)
+            if per_picture is None:
+                unknown.add(" ".join(key))
+            else:
+                seconds += settings.steps * settings.batch_size * per_picture
+    hours = f"about {seconds / 3600:.1f} hours of one core at the pace of the tables"
+    text = f"{left} runs to do, {finished} finished; {hours}"
+    return text + (f", without {', '.join(sorted(unknown))}, whose pace is not known" if unknown else "")
+
+
+def drop_weights(runs_dir: Path, before: int) -> None:
+    """Remove the weights of finished runs of the seeds below `before`."""
+    from fa_study.experiments.runs import runs_in
+
+    for run, settings in runs_in(runs_dir).items():
+        if settings["seed"] < before:
+            shutil.rmtree(run / "weights", ignore_errors=True)
 
 
 def study(own: dict, common: list[str]) -> list[str]:
-    """Run the sweeps seed by seed; returns a sentence per sweep or pair that failed."""
+    """Run the sweeps seed by seed; returns a sentence per sweep or reduction that failed."""
+    from fa_study.experiments.reduce_runs import reduce_runs  # seconds that a refusal should not cost
+
     runs_dir, failures = (PROJECT / own["runs_dir"]).resolve(), []
-    here = [*common, f"runs_dir={runs_dir}"]
-    pending: set[Path] = set()  # folders of pairs without a table
-    for seed in sorted(own["seeds"]):  # in order: the weights of a seed's runs serve the seed before it as well
-        reduced: set[Path] = set()
+    tables = PROJECT / own["tables"] if own["tables"] else runs_dir / "tables"
+    print(plan(own, common), flush=True)
+    if own["plan"]:
+        return []
+    for seed in sorted(own["seeds"]):  # in order: initialisations are compared one with the next
         for sweep in own["sweeps"]:
-            for entry in entries(sweep, seed):
-                run = {"seed": str(seed), **entry["run"]}
-                for product in (partner(run, entry["against"]), run):
-                    if not train_all(product, here):
-                        failures.append(f"{sweep} {entry['label']} seed {seed}: a run failed, see the lines above")
-                for single in expand(run):
-                    both = (single, partner(single, entry["against"]))
-                    pair = [folder_of(each, here, runs_dir) for each in both]
-                    table = runs_dir / "pairs" / entry["label"] / f"{pair[0].name}--{pair[1].name}.parquet"
-                    problem = reduce_pair(*pair, table)
-                    if problem:
-                        failures.append(f"{table.name}: {problem}")
-                        pending.update(pair)
-                    else:
-                        reduced.update(folder for each, folder in zip(both, pair) if each["seed"] == str(seed))
-        if own["drop_weights"]:
-            for folder in reduced - pending:
-                shutil.rmtree(folder / "weights", ignore_errors=True)
+            for product in products(sweep, seed):
+                if not train_all(product, [*common, f"runs_dir={runs_dir}"]):
+                    failures.append(f"{sweep} seed {seed}: a run failed, see the lines above")
+        try:
+            print("\n".join(reduce_runs(runs_dir, tables)), flush=True)
+        except ValueError as error:
+            failures.append(f"tables of seed {seed}: {error}")
+        else:
+            if own["drop_weights"]:
+                drop_weights(runs_dir, seed)
     return failures
 
 
