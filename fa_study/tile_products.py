@@ -44,7 +44,7 @@ def _terms_of_one_order(dtype: torch.dtype, most: int) -> int:
     a, b = (_irregular(64, most, dtype), _irregular(most, 64, dtype))
     with torch.no_grad(), float32_products("ieee"):
         for terms in range(most, 64, -64):
-            shorter = range(64, terms, 16)
+            shorter = (16, 32, *range(64, terms, 64))  # the tile widths
             whole = [torch.bmm(padded(a[..., :n], 64, terms), padded(b[:, :n], terms, 64)) for n in shorter]
             alone = [torch.bmm(a[..., :n].contiguous(), b[:, :n].contiguous()) for n in shorter]
             if all(map(torch.equal, whole, alone)):
