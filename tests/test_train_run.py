@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -180,6 +181,23 @@ def test_a_full_disk_leaves_the_earlier_snapshots_and_resumes(flash_run, tmp_pat
     train_here(tmp_path, *LIKE_FLASH_RUN)
     assert hashes(folder) == hashes(flash_run)
     assert (folder / "metrics.csv").read_bytes() == (flash_run / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize(("most_bytes", "file"), [(10**6, "step-000000.safetensors"), (2 * 10**6, "step-000002.ckpt")])
+def test_a_file_that_the_system_does_not_take_is_named_and_the_run_resumes(flash_run, tmp_path, most_bytes, file):
+    """As on a full disk, with the system's own error in the library that writes: here the size of files is limited."""
+    _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        with pytest.raises(Refusal, match=f"could not write {file} .*is intact"):
+            train_here(tmp_path, *LIKE_FLASH_RUN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    folder = tmp_path / flash_run.name
+    assert manifest(folder)["state"] == "interrupted"
+    assert not list(folder.rglob("*.tmp"))
+    train_here(tmp_path, *LIKE_FLASH_RUN)
+    assert hashes(folder) == hashes(flash_run)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(flash_run, tmp_path, capsys):

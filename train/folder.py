@@ -16,6 +16,7 @@ counts as interrupted. Use `open_run`.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -105,7 +106,8 @@ class RunFolder:
                     if error is None or kind in (KeyboardInterrupt, SystemExit)
                     else str(error)
                 )
-                self.update(state="interrupted", reason=reason.splitlines()[0] if reason else kind.__name__)
+                with contextlib.suppress(OSError):  # a full disk, of which the error tells already
+                    self.update(state="interrupted", reason=reason.splitlines()[0] if reason else kind.__name__)
         finally:
             os.close(self._lock)
 

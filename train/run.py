@@ -96,7 +96,7 @@ def main(settings: DictConfig) -> None:
     except Exception as error:
         if job.mode == RunMode.MULTIRUN:
             keep_failure(Path(job.sweep.dir), job.job.num, run_name(settings), error)
-        elif isinstance(error, Refusal | OmegaConfBaseException):
+        elif isinstance(error, Refusal | OmegaConfBaseException | OSError):  # OSError: a full disk, for one
             sys.exit(f"error: {one_line(error)}")
         else:
             raise
@@ -113,7 +113,7 @@ def command_line(words: list[str]) -> None:
     except (Refusal, HydraException, OmegaConfBaseException) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:  # such as a folder that cannot be made, or a full disk
+    except OSError as error:  # such as a sweep's folder that cannot be made
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from train import Refusal
@@ -37,7 +38,7 @@ def write_then_rename(path: Path, write: Callable[[Path], None], final: Callable
             os.fsync(file.fileno())
         target = final(temporary) if final else path
         temporary.replace(target)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as torch.save and safetensors call it
         raise Refusal(
             f"could not write {path.name} ({error}); what was written before is intact: "
             "make room on the disk, then the same command resumes the run"
