@@ -43,5 +43,5 @@ def test_the_result_goes_where_it_is_told(operands):
         out = torch.empty(2, ROWS, columns, dtype=a.dtype)
         part = b[..., :columns].contiguous()
         assert torch.equal(product(a, part, Accumulation(fmt), out=out), out)
-        bound = TERMS * torch.finfo(a.dtype).eps / 2 * (a.double().abs() @ part.double().abs())
-        assert ((out - a.double() @ part.double()).abs() <= 1.01 * bound).all()
+        bound = TERMS * torch.finfo(a.dtype).eps * (a.double().abs() @ part.double().abs())  # two sums, TERMS roundings
+        assert ((out - a.double() @ part.double()).abs() <= bound).all()
