@@ -147,14 +147,22 @@ def narrow_product(a, b):
 
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="needs AMX")
 @pytest.mark.parametrize("terms", [1, 8, 16, 59, 64, 300])
-def test_bf16_products_add_in_one_order_whatever_the_shape(terms):
+def test_bf16_products_add_in_the_order_of_amx(terms):
     a, b = operands((2, 37, terms), (2, terms, 50))
     got = narrow_product(a, b)
     assert_same(got, amx_order(a, b))
+    assert terms < 59 or not torch.equal(got, a @ b)
+
+
+@pytest.mark.parametrize("terms", [1, 8, 16, 59, 64, 300, 700])
+def test_bf16_products_add_in_one_order_whatever_the_shape(terms):
+    a, b = operands((2, 37, terms), (2, terms, 50))
+    got = narrow_product(a, b)
     for rows in (1, 2, 7, 16, 17):
         assert_same(narrow_product(a[:, :rows], b[..., 5 : 5 + rows]), got[:, :rows, 5 : 5 + rows])
     assert_same(narrow_product(a[1:], b[1:]), got[1:])
-    assert terms < 59 or not torch.equal(got, a @ b)
+    for more in (64, 448):
+        assert_same(narrow_product(padded(a, 37, terms + more), padded(b, terms + more, 50)), got)
 
 
 def test_bf16_products_leave_the_precision_of_others_alone():
