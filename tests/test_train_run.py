@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import PROJECT, compose_settings, train_here
 
+import train.folder
 from train import Refusal
 from train.folder import open_run
 from train.metrics import COLUMNS, TableFile, read_rows
@@ -208,6 +209,32 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(flash_run, tmp_path, c
     newest.write_bytes(newest.read_bytes()[:-100])
     assert newest_checkpoint(folder).name.startswith("step-000004")
     assert "is damaged" in capsys.readouterr().out
+
+
+def test_the_newest_checkpoint_is_that_of_the_last_step_also_behind_a_million(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    for step in (999900, 1000000, 1000100):
+        content = str(step).encode()
+        name = f"step-{step:06d}-{hashlib.sha256(content).hexdigest()[:16]}.ckpt"
+        (tmp_path / "checkpoint" / name).write_bytes(content)
+    assert newest_checkpoint(tmp_path).read_bytes() == b"1000100"
+
+
+def test_a_signal_while_the_manifest_is_written_loses_neither_entry(tmp_path, monkeypatch):
+    """The handler updates the manifest from within an update, between any two of its lines."""
+    signals = [lambda: folder.update(state="interrupted", reason="SIGTERM")]
+    write = train.folder.write_whole
+
+    def write_with_signal(path, text):
+        if signals:
+            signals.pop()()
+        write(path, text)
+
+    with open_run(tmp_path / "run", compose_settings("device=cpu")) as folder:
+        monkeypatch.setattr(train.folder, "write_whole", write_with_signal)
+        folder.update(loss=0.5)
+        about = manifest(tmp_path / "run")
+    assert (about["state"], about["reason"], about["loss"]) == ("interrupted", "SIGTERM", 0.5)
 
 
 def test_a_longer_run_can_continue_a_finished_one_and_equals_an_uninterrupted_one(flash_run, tmp_path):

@@ -8,7 +8,8 @@ two at a time:
 
     python train/run.py -m experiment=demo attn=baseline,flash precision=fp32,bf16
 
-Finished runs of the demonstration are skipped, so the same command again is quick, and resumes what was interrupted.
+Finished runs of the demonstration are skipped, so the same command again is quick, and resumes what was interrupted. A
+sweep lists at its end the jobs that failed or were killed, with their logs in runs/.sweeps.
 Exit codes: 0 done; 1 failed or refused, also for a value that is not allowed; 2 for an option, or a choice of a group
 such as attn, that does not exist; 130 or 143 interrupted (the same command then resumes).
 """
