@@ -145,22 +145,16 @@ def test_the_other_rounding_is_held_against_nearest_at_the_same_size():
 
 
 def test_the_verdicts_follow_the_numbers():
-    rising, saturated = tables(), tables(power=0.0)
+    rising, saturated = tables(), tables(power=-0.01)
     rising = pd.concat([rising[rising["step"] == 100], saturated[saturated["step"] > 100]])
-    tests = dose.rank_test(rising)
-    verdict = size_verdict(tests, rising)
+    verdict = size_verdict(dose.rank_test(rising), rising)
     assert verdict.holds == "holds only where"
-    assert (
-        "4 arms give attention an RMS error of 1e-04 to 1e-02" in verdict.text
-        and "2 seeds: at step 100" in verdict.text
-    )
-    assert (
-        "at step 100 it grows like the error to the power 1.00 (τ = 1.00, p = 0.04), beyond the twins" in verdict.text
-    )
-    assert "beyond the twins at no error" in verdict.text
+    assert "4 arms give attention an RMS error of 1e-04 to 1e-02 (2 seeds)" in verdict.text
+    assert "1.00 at step 100 (τ = 1.00, p = 0.04), -0.01 at step 200 (τ = -1.00, p = 1)" in verdict.text
+    assert "from an error of 1.0e-03 on at step 100; nowhere at steps 200, 400." in verdict.text
     assert size_verdict(dose.rank_test(tables()), tables()).holds == "holds"
     alone = tables(twins=TWINS[:1])
-    assert "the twins' spread being unknown" in size_verdict(dose.rank_test(alone), alone).text
+    assert "at an unknown error" in size_verdict(dose.rank_test(alone), alone).text
     assert bias_verdict(dose.beside_nearest(tables(bias=1e4))).holds == "holds"
     none = bias_verdict(dose.beside_nearest(tables(bias=1.1)))
     assert none.holds == "does not hold"

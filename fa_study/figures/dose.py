@@ -27,21 +27,27 @@ def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
     response = response[(response["space"] == space) & response["step"].isin(STEPS)]
     shown = spread_over_seeds(response, "ratio", ["step", "variant", "rounding", "dose"])
     shown["arm"] = shown["rounding"].map(_NAMES)
+    title = f"{space}: drift / drift of ulp twins"
     factors = response.groupby("step")["factor"].median()
     arms = [name for name in _NAMES.values() if name in set(shown["arm"])]
-    x = alt.X("dose:Q").scale(type="log").title("RMS error of attention").axis(format=".0e", tickCount=3)
+    x = alt.X("dose:Q").scale(type="log").title("RMS error").axis(values=[1e-7, 1e-5, 1e-3], format=".0e")
+    dash, shape = (channel("arm:N").scale(domain=arms).title(None) for channel in (alt.StrokeDash, alt.Shape))
     panels = []
     for step, part in shown.groupby("step"):
-        title = f"{space}: drift / drift of ulp twins"
+        axis = alt.Axis(format=".0e", tickCount=5, labels=not panels)
+
+        def y(field: str, axis: alt.Axis = axis, title: str | None = None if panels else title) -> alt.Y:
+            return log_y(field, title or "").axis(axis)
+
+        twins = pd.DataFrame({"low": [1 / factors[step]], "high": [factors[step]], "median": [1.0]})
+        scale = alt.Chart(twins.dropna(axis=1))
         base = alt.Chart(part).encode(x)
-        dash, shape = (
-            channel("arm:N", sort=arms).scale(domain=arms).title(None) for channel in (alt.StrokeDash, alt.Shape)
-        )
         layers = [
-            base.mark_rule(color=COLOURS["Flash"], opacity=0.5).encode(log_y("low", title), alt.Y2("high:Q")),
-            base.mark_line(color=COLOURS["Flash"], strokeWidth=1).encode(log_y("median", title), dash.legend(None)),
-            base.mark_point(color=COLOURS["Flash"], size=70).encode(
-                log_y("median", title),
+            scale.mark_rule(color=COLOURS["ulp twins"], strokeWidth=1.5).encode(y("median")),
+            base.mark_rule(color=COLOURS["Flash"], opacity=0.5).encode(y("low"), alt.Y2("high:Q")),
+            base.mark_line(color=COLOURS["Flash"], strokeWidth=1).encode(y("median"), dash),
+            base.mark_point(color=COLOURS["Flash"], size=60).encode(
+                y("median"),
                 shape,
                 tooltip=[
                     *("arm:N", "variant:N", "seeds:Q"),
@@ -50,17 +56,14 @@ def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
                 ],
             ),
         ]
-        twins = pd.DataFrame({"low": [1 / factors[step]], "high": [factors[step]], "median": [1.0]})
-        twins = alt.Chart(twins.dropna() if twins["high"].notna().all() else twins[["median"]])
-        layers.insert(0, twins.mark_rule(color=COLOURS["ulp twins"]).encode(alt.Y("median:Q")))
-        if pd.notna(factors[step]):
-            band = twins.mark_rect(color=COLOURS["ulp twins"], opacity=0.25)
-            layers.insert(0, band.encode(alt.Y("low:Q"), alt.Y2("high:Q")))
+        if "high" in twins.dropna(axis=1):
+            band = scale.mark_rect(color=COLOURS["ulp twins"], opacity=0.25)
+            layers.insert(0, band.encode(y("low"), alt.Y2("high:Q")))
         panels.append(alt.layer(*layers).properties(title=f"step {step}", width=130))
     last = shown[shown["step"] == shown["step"].max()]
     words = "; ".join(f"{row.arm} {row.variant}, error {row.dose:.1e}: {row.median:.3g}" for row in last.itertuples())
     return describe(
-        alt.hconcat(*panels, spacing=10).resolve_scale(y="shared"),
+        alt.hconcat(*panels, spacing=10).resolve_scale(y="shared", shape="shared", strokeDash="shared"),
         f"Drift of the {space} over that of ulp twins against the RMS error of attention. At step "
         f"{shown['step'].max()}: {words}.",
     )

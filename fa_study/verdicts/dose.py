@@ -22,20 +22,26 @@ def size_verdict(tests: pd.DataFrame, response: pd.DataFrame) -> Verdict:
     tests : `experiments.dose.rank_test`. response : `experiments.dose.dose_response`.
     """
     tests = tests[tests["step"].isin(STEPS)]
+    weights = tests[tests["space"] == "weights"]
+    powers = ", ".join(
+        f"{row.exponent:.2f} at step {row.step} (τ = {row.tau:.2f}, p = {row.p:.1g})" for row in weights.itertuples()
+    )
     known = response.groupby("step")["factor"].any()
-    seeds = response["seed"].nunique()
-    words = []
-    for row in tests[tests["space"] == "weights"].itertuples():
-        spread = "beyond the twins at no error" if known[row.step] else "the twins' spread being unknown"
-        beyond = f"beyond the twins from an error of {row.exceeds:.1e} on" if row.exceeds > 0 else spread
-        words.append(
-            f"at step {row.step} it grows like the error to the power {row.exponent:.2f} (τ = {row.tau:.2f}, "
-            f"p = {row.p:.1g}), {beyond}"
-        )
-    given = response["dose"]
+    exceeds = {
+        row.step: f"from an error of {row.exceeds:.1e} on" if row.exceeds > 0 else "nowhere"
+        for row in weights.itertuples()
+        if known[row.step]
+    }
+    beyond = "; ".join(
+        f"{words} at step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+        for words in dict.fromkeys(exceeds.values())
+        if (steps := [step for step, other in exceeds.items() if other == words])
+    )
+    given, seeds = response["dose"], response["seed"].nunique()
     text = (
-        f"{response['variant'].nunique()} arms give attention an RMS error of {given.min():.0e} to {given.max():.0e}. "
-        f"Drift of the weights over that of ulp twins, {seeds} seed{'s' if seeds > 1 else ''}: {'; '.join(words)}."
+        f"{response['variant'].nunique()} arms give attention an RMS error of {given.min():.0e} to {given.max():.0e} "
+        f"({seeds} seed{'s' * (seeds > 1)}). Drift of the weights over that of ulp twins grows like the error to the "
+        f"power {powers}. It lies beyond the twins {beyond or 'at an unknown error, as is their spread'}."
     )
     return Verdict("'the size of the error predicts the drift'", answer(int(tests["rises"].sum()), len(tests)), text)
 
@@ -49,6 +55,10 @@ def bias_verdict(beside: pd.DataFrame) -> Verdict:
     Parameters
     ----------
     beside : `experiments.dose.beside_nearest`.
+
+    Raises
+    ------
+    ValueError : no arm that rounds toward zero has the error of two arms to nearest around it.
     """
     beside = beside[beside["step"].isin(STEPS) & beside["factor"].notna()]
     leaning = beside[beside["rounding"] == "toward_zero"]
