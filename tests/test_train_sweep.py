@@ -16,9 +16,9 @@ from train.snapshots import checkpoint_step, newest_checkpoint
 class Sweep:
     """A sweep in the background, in a process group of its own as a terminal's foreground job is."""
 
-    def __init__(self, runs_dir, *words):
+    def __init__(self, runs_dir, *words, program=("train/run.py", "-m")):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "train/run.py", "-m", *TINY, "logger.mode=disabled", f"runs_dir={runs_dir}", *words]
+        command = [sys.executable, *program, *TINY, "logger.mode=disabled", f"runs_dir={runs_dir}", *words]
         self.process = subprocess.Popen(
             command, cwd=PROJECT, env=environment, stdout=-1, stderr=-1, text=True, start_new_session=True
         )
@@ -82,6 +82,17 @@ def test_control_c_saves_every_job_of_a_sweep_and_starts_no_other(tmp_path):
     assert states(tmp_path) == {folder.name: "interrupted" for folder in folders} and len(folders) == 2
     assert all(checkpoint_step(newest_checkpoint(folder)) > 0 for folder in folders)
     assert not list(tmp_path.glob(".sweeps/*/*.failed.log"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_passes_the_signal_on_and_waits_for_its_runs(number, tmp_path):
+    sweep = Sweep(tmp_path, "sweeps=paper", "steps=100000", program=("train/study.py",))
+    sweep.wait_for_runs(2)
+    sweep.process.send_signal(number)
+    code, out, err = sweep.end()
+    assert code == 130 and "Traceback" not in err
+    assert "interrupted; the same command goes on from here" in out
+    assert set(states(tmp_path).values()) == {"interrupted"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prctl")

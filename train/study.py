@@ -8,13 +8,14 @@ runs belong together is found from their settings: after each seed there is a co
 to the folder `tables` (<runs_dir>/tables). Finished runs are skipped and pairs that the tables hold are not measured
 again, so the same command goes on where it was stopped. It says beforehand what it will do and for how long; plan=true
 stops there. drop_weights=true removes the weights of the seeds before the one that was just reduced.
-Exit codes: 0 done, 1 a run or the reduction failed, 2 a word that is not understood.
+Exit codes: 0 done, 1 a run or the reduction failed, 2 a word that is not understood, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -99,10 +100,16 @@ def settings_of(run: dict[str, str], common: list[str]) -> DictConfig:
 
 
 def train_all(run: dict[str, str], common: list[str]) -> bool:
-    """Run a product as one sweep; True if all of it finished."""
+    """Run a product as one sweep; True if all of it finished. Ctrl-C is passed on and waits until the runs are saved."""
     words = [f"{key}={value}" for key, value in run.items()]
     command = [sys.executable, str(PROJECT / "train" / "run.py"), "-m", "finished=skip", *common, *words]
-    return subprocess.run(command, cwd=PROJECT).returncode == 0
+    with subprocess.Popen(command, cwd=PROJECT, process_group=0) as sweep:
+        try:
+            return sweep.wait() == 0
+        except KeyboardInterrupt:
+            sweep.send_signal(signal.SIGINT)
+            sweep.wait()
+            raise
 
 
 def plan(own: dict, common: list[str]) -> str:
@@ -173,11 +180,16 @@ def main(words: list[str]) -> int:
     except Refusal as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
-    failures = study(own, common)
+    try:
+        failures = study(own, common)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", flush=True)
+        return 130
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return int(bool(failures))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     sys.exit(main(sys.argv[1:]))
