@@ -93,7 +93,7 @@ picture: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	git ls-files -z '*.py' '*.md' '*.yml' '*.yaml' '*.toml' Makefile | xargs -0 $(BIN)/codespell --ignore-words-list dout,nd,sise
-	$(BIN)/ty check fa_study train
+	$(BIN)/ty check fa_study hydra_plugins train
 
 clean:
 	rm -rf book/_build
