@@ -100,7 +100,7 @@ def settings_of(run: dict[str, str], common: list[str]) -> DictConfig:
 
 
 def train_all(run: dict[str, str], common: list[str]) -> bool:
-    """Run a product as one sweep; True if all of it finished. Ctrl-C is passed on and waits until the runs are saved."""
+    """Run a product as one sweep; True if all of it finished. Ctrl-C is passed on, and its runs save themselves."""
     words = [f"{key}={value}" for key, value in run.items()]
     command = [sys.executable, str(PROJECT / "train" / "run.py"), "-m", "finished=skip", *common, *words]
     with subprocess.Popen(command, cwd=PROJECT, process_group=0) as sweep:
