@@ -10,7 +10,7 @@ from fa_study.experiments.law import MODES
 from fa_study.figures.theme import COLOURS, describe, log_y
 from fa_study.figures.weights import spread_over_seeds
 
-_NAMES = {"Flash": "Flash kernel, FP32", **MODES}
+_NAMES = {**MODES, "Flash": "Flash kernel, FP32"}
 
 
 def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
