@@ -37,10 +37,7 @@ def amplification(curves: pd.DataFrame, space: str) -> alt.LayerChart:
     dashes = alt.Scale(domain=pairs["pair"].tolist(), range=pairs["dash"].map(_DASHES).tolist())
     base = alt.Chart(data).encode(
         alt.X("step:Q").title("training step").axis(tickCount=6),
-        alt.Color("pair:N")
-        .scale(colours)
-        .title(None)
-        .legend(columns=2, labelLimit=220, symbolType="stroke", symbolStrokeWidth=2),
+        alt.Color("pair:N").scale(colours).title(None).legend(labelLimit=220, symbolType="stroke", symbolStrokeWidth=2),
     )
     band = base.mark_area(opacity=1, fillOpacity=0.15).encode(
         log_y("low", TITLES[space]), alt.Y2("high:Q"), alt.Detail("pair:N")

@@ -13,6 +13,8 @@ from fa_study.figures.theme import describe
 from fa_study.figures.weights import KIND_COLOURS, spread_over_seeds
 
 _ARMS = {("baseline", 0): "Baseline", ("flash", 0): "Flash", ("baseline", 1): "Baseline, nudged"}
+_PICTURE = "width:100%;image-rendering:pixelated"
+_GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(280px,1fr));gap:12px 24px;width:46rem;max-width:100%"
 
 
 def _colour(kinds: pd.Series) -> alt.Color:
@@ -91,15 +93,13 @@ def sample_rows(strips: pd.DataFrame) -> HTML:
     """
     cells = []
     for (precision, seed), part in strips.groupby(["precision", "seed"], observed=True):
-        cells.append(f"<div>{html.escape(precision.upper())}, seed {seed}")
+        cells.append(f"<div><strong>{html.escape(precision.upper())}, seed {seed}</strong>")
         by_arm = {(row.arm, row.twin): row.png for row in part.itertuples()}
         for arm, name in _ARMS.items():
             if arm in by_arm:
                 data = base64.b64encode(by_arm[arm]).decode()
                 alt_text = f"Samples of {name} in {precision.upper()}, seed {seed}"
-                style = "width:100%;image-rendering:pixelated"
-                picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt_text)}" style="{style}">'
-                cells.append(f'<figure style="margin:0 0 4px">{picture}<figcaption>{name}</figcaption></figure>')
+                picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt_text)}" style="{_PICTURE}">'
+                cells.append(f"<div>{name}<br>{picture}</div>")
         cells.append("</div>")
-    grid = "display:grid;grid-template-columns:repeat(auto-fit,minmax(280px,1fr));gap:12px 24px"
-    return HTML(f'<div style="{grid}">' + "\n".join(cells) + "</div>")
+    return HTML(f'<div style="{_GRID}">' + "\n".join(cells) + "</div>")
