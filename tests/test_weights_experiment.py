@@ -230,3 +230,5 @@ def test_systematic_verdict_follows_the_permutation_test():
     early = systematic_verdict(effects([0.001, 0.4]))
     assert early.holds == "holds only where"
     assert "weights in BF16 at 1 of 2 snapshots, the last of them step 100 (at step 200 2.0%" in early.text
+    with pytest.raises(ValueError, match="0.12 is the smallest p that so few twins can give"):
+        systematic_verdict(effects([0.2, 0.4]).assign(twins=4))

@@ -127,8 +127,16 @@ def systematic_verdict(effects: pd.DataFrame, *, level: float = 0.01) -> Verdict
 
     Parameters
     ----------
-    effects : `fa_study.experiments.systematic.systematic_effect`.
+    effects : `fa_study.experiments.systematic.systematic_effect`; families with too few twins for `level` are left out.
+
+    Raises
+    ------
+    ValueError : no family has enough twins.
     """
+    smallest = 2.0 ** (1 - effects["twins"])
+    effects = effects[smallest < level]
+    if effects.empty:
+        raise ValueError(f"{smallest.min():.2g} is the smallest p that so few twins can give; use 8 or more per arm")
     words = []
     for (precision, space), rows in effects.groupby(["precision", "space"], observed=True):
         last, found = rows.loc[rows["step"].idxmax()], rows[rows["p"] < level]
