@@ -49,7 +49,8 @@ def heat_map(ratios: pd.DataFrame, title: str, *, level: float = 10.0) -> alt.La
         x=shown["N"].map(place[0]),
         y=shown["Bc"].map(place[1]),
         text=[f"{r:.0f}" if r >= 9.95 else f"{r:.1f}" for r in shown["median"]],
-        light=shown["median"].between(0.25, 4),
+        # Black letters have more contrast than white ones on all but the darkest blue.
+        light=shown["median"] < 12,
     )
     shown["x2"], shown["y2"] = shown["x"] + 1, shown["y"] + 1
     shown["xm"], shown["ym"] = shown["x"] + 0.5, shown["y"] + 0.5
