@@ -58,6 +58,7 @@ def test_last_losses_are_of_plain_runs_and_of_the_last_snapshots():
     final = last_losses(loss_table())
     # of 800, 850, ..., 1000 three are 2/3 and two 3/2 of the end
     assert final["baseline", "bf16", 1, 0] == pytest.approx(0.22 * (3 * 2 / 3 + 2 * 1.5) / 5)
+    assert last_losses(loss_table(), average="median")["baseline", "bf16", 1, 0] == pytest.approx(0.22 * 2 / 3)
     assert final.max() < 1  # no later fork, other data order or control
 
 

@@ -33,8 +33,8 @@ _PAIRS = {FLASH: (("flash", 0), ("baseline", 0)), TWIN: (("baseline", 1), ("base
 _LOW = {"BF16 against FP32": "bf16", "FP16 against FP32": "fp16_emulated"}
 
 
-def last_losses(losses: pd.DataFrame, last: int = LAST) -> pd.Series:
-    """Mean held-out loss of each run over its last snapshots.
+def last_losses(losses: pd.DataFrame, last: int = LAST, average: str = "mean") -> pd.Series:
+    """Mean (or median) held-out loss of each run over its last snapshots.
 
     Parameters
     ----------
@@ -51,10 +51,10 @@ def last_losses(losses: pd.DataFrame, last: int = LAST) -> pd.Series:
     length = rows["run"].astype(str).str.len()
     rows = rows[length == length.groupby([rows[key] for key in keys]).transform("min")]
     final = rows.sort_values("step").groupby([*keys, "run"]).tail(last)
-    return final.astype({"arm": str, "precision": str}).groupby(keys)["held_out_loss"].mean()
+    return final.astype({"arm": str, "precision": str}).groupby(keys)["held_out_loss"].agg(average)
 
 
-def loss_ratios(losses: pd.DataFrame) -> pd.DataFrame:
+def loss_ratios(losses: pd.DataFrame, average: str = "mean") -> pd.DataFrame:
     """Ratio of the held-out losses of two runs, paired by seed, for Flash, a twin, low precision and another seed.
 
     Returns
@@ -63,7 +63,7 @@ def loss_ratios(losses: pd.DataFrame) -> pd.DataFrame:
         `detectable_ratio`), spread (standard deviation of the logarithms over the seeds). For "other initialisation"
         the pairs are seed s + 1 over seed s, so that its spread is that of two runs that share nothing but the data.
     """
-    final = last_losses(losses)
+    final = last_losses(losses, average=average)
     found: dict[tuple[str, str], pd.Series] = {}
 
     def arm(name: str, twin: int, precision: str) -> pd.Series:
