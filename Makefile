@@ -23,7 +23,7 @@ help:
 	@echo "  make tables     the stored tables of the notebooks, again    60 min at most; resumes"
 	@echo "  make study      the training runs behind Figures 7 and 8     hours (it says), 3 GB under runs/; resumes"
 	@echo "                  SMALL=1: two seeds, 300 steps, under runs/small   20 min"
-	@echo "  make kernels    every kernel that runs here, into a table    20 min, 1.1 GB in .venv-kernels"
+	@echo "  make kernels    every kernel that runs here, into a table    10 min, 1.1 GB in .venv-kernels"
 	@echo "  make bench      speed against peers, into notebooks/data     10 min"
 	@echo "  make picture    the picture of the README, from the tables   10 s"
 	@echo "  make lint       ruff, spelling, types                        10 s"

@@ -220,8 +220,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"left out, since they are compiled or interpreted (--all measures them): {', '.join(left_out)}")
     frame = measure_kernels(names, lambda text: print(text, flush=True))
     shown = ("kernel", "dtype", "max_error", "ratio", "verdict", "gradient_ratio", "r2", "equal", "policies")
-    _show(console, "Measured", frame[frame.runs], shown)
-    _show(console, "Cannot run here", frame[~frame.runs.astype(bool)], ("kernel", "dtype", "reason"))
+    ran = frame.runs.astype(bool)
+    _show(console, "Measured", frame[ran], shown)
+    _show(console, "Cannot run here", frame[~ran], ("kernel", "dtype", "reason"))
     if args.out:
         options = " --all" if args.all else "".join(f" --kernel {n}" for n in args.kernel or [])
         write_table(

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fa_study import kernel_table
 from fa_study.__main__ import main
 from fa_study.attention import golden_attention
 from fa_study.audit.cases import Case
@@ -215,6 +217,22 @@ def test_command_writes_the_table_with_its_origin(tmp_path, capsys):
     assert list(frame.dtype) == ["bf16", "fp16"] and frame.runs.all()
     assert main(["kernels", "--kernel", "nothing"]) == 1
     assert main(["kernels", "--out", "x.txt"]) == 1
+
+
+def test_a_machine_with_a_gpu_measures_its_gpu_and_says_so_first(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        kernel_table,
+        "measure_kernels",
+        lambda names, say: asked.append(names) or pd.DataFrame(columns=COLUMNS, dtype=object),
+    )
+    assert main(["kernels", "--all"]) == 0
+    assert asked[0] == [n for n, k in KERNELS.items() if k.device == "cuda"]
+    assert capsys.readouterr().out.startswith("measuring torch-flash-cuda (bf16, fp16), torch-efficient-cuda")
+    assert main(["kernels", "--all", "--device", "cpu"]) == 0
+    assert main(["kernels", "--kernel", "torch-math-cpu"]) == 0
+    assert {KERNELS[n].device for n in asked[1]} == {"cpu"} and asked[2] == ["torch-math-cpu"]
 
 
 @pytest.mark.gpu
