@@ -41,3 +41,4 @@ def test_killed_twenty_times_at_random_moments(precision, tmp_path):
     undisturbed = train_here(tmp_path / "undisturbed", *like)
     assert_same_run(folder, undisturbed)
     assert (folder / "deviation.csv").read_bytes() == (undisturbed / "deviation.csv").read_bytes()
+    assert len(json.loads((folder / "manifest.json").read_text())["resumed"]) >= 18  # two may die before there is one
