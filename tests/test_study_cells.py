@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import train_here
 
-from fa_study.experiments.reduce_runs import PAIRS, RUNS, reduce_runs
-from fa_study.tables import read_table
+from fa_study.experiments.reduce_runs import reduce_runs
+from fa_study.tables import read_manifest, read_table
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def study(tmp_path_factory):
         for twin in (0, 1)
     }
     reduce_runs(runs_dir, runs_dir / "tables")
-    return runs, {name: read_table(name, runs_dir / "tables") for name in (*PAIRS, *RUNS)}
+    return runs, {name: read_table(name, runs_dir / "tables") for name in read_manifest(runs_dir / "tables")}
 
 
 def weights(run, step=2):

@@ -25,7 +25,7 @@ WATCHED = (
 def fingerprint() -> str:
     digest = hashlib.sha256()
     for pattern in WATCHED:
-        for path in sorted(ROOT.glob(pattern)):
+        for path in filter(Path.is_file, sorted(ROOT.glob(pattern))):
             digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fa_study.experiments.runs import arm, runs_in
-from fa_study.experiments.systematic import _predictions, _weights
+from fa_study.experiments.systematic import prediction_vector, weight_vector
 from fa_study.snapshots import snapshot_steps
 
 COLUMNS = ["run", "precision", "seed", "space", "step", "a", "b", "cosine"]
@@ -59,7 +59,7 @@ def displacement_cosines(folder: Path) -> pd.DataFrame:
         baseline = members.pop("Baseline")
         _, precision, rest = baseline.name.split("-", 2)
         seed = int(rest.split("-")[1].removeprefix("s"))
-        for space, flatten in (("weights", _weights), ("predictions", _predictions)):
+        for space, flatten in (("weights", weight_vector), ("predictions", prediction_vector)):
             for step in sorted(set.intersection(*(set(snapshot_steps(run)) for run in [baseline, *members.values()]))):
                 vectors = {label: flatten(run, step) for label, run in members.items()}
                 origin = flatten(baseline, step)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fa_study.experiments.directions import displacement_cosines
 from fa_study.experiments.pace import run_records
 from fa_study.experiments.predictions import deviations, loss_curves, prediction_differences
 from fa_study.experiments.runs import pairs_in, runs_in
@@ -31,6 +32,7 @@ RUNS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "losses.parquet": loss_curves,
     "deviations.parquet": deviations,
     "systematic.parquet": inner_products,
+    "directions.parquet": displacement_cosines,
 }
 
 

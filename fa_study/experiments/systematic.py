@@ -56,7 +56,9 @@ def inner_products(folder: Path) -> pd.DataFrame:
     for family, members in twin_families(folder).items():
         precision, seed = re.match(r"(\w+)-.*?-s(\d+)", family).groups()
         steps = sorted(set.intersection(*(set(snapshot_steps(run)) for run in members.values())))
-        for step, (space, flatten) in itertools.product(steps, (("weights", _weights), ("predictions", _predictions))):
+        for step, (space, flatten) in itertools.product(
+            steps, (("weights", weight_vector), ("predictions", prediction_vector))
+        ):
             vectors = [flatten(run, step) for run in members.values()]
             if any(vector is None for vector in vectors):
                 continue
@@ -68,13 +70,15 @@ def inner_products(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def _weights(run: Path, step: int) -> np.ndarray:
+def weight_vector(run: Path, step: int) -> np.ndarray:
+    """All weights of a run at a step, in float64, without the parameters whose exact gradient is zero."""
     weights = load_weights(run, step)
     names = sorted(name for name in weights if not re.search(ZERO_GRADIENT, name))
     return np.concatenate([weights[name].double().numpy().ravel() for name in names])
 
 
-def _predictions(run: Path, step: int) -> np.ndarray | None:
+def prediction_vector(run: Path, step: int) -> np.ndarray | None:
+    """The predictions of a run at a step, in float64, or None if it kept none."""
     predicted = prediction(run, step)
     return None if predicted is None else predicted.numpy().ravel()
 
