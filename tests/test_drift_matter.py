@@ -96,7 +96,13 @@ def test_the_verdict_follows_losses_and_barriers(flash, rise, holds):
 def study(folder):
     """Four runs, of which Flash and the twin have samples, and a line for the pair of Flash and Baseline."""
     red = Image.new("RGB", (8, 4), (255, 0, 0))
-    for run in (make_run(folder, "flash"), make_run(folder, "baseline", twin=1), make_run(folder, "flash", seed=9)):
+    alone = make_run(folder, "baseline", "fp16_emulated")
+    for run in (
+        alone,
+        make_run(folder, "flash"),
+        make_run(folder, "baseline", twin=1),
+        make_run(folder, "flash", seed=9),
+    ):
         red.save(run / "samples.png")
     baseline = make_run(folder, "baseline")
     repeated = make_run(folder, "baseline", repeat=1)

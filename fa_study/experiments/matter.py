@@ -128,6 +128,8 @@ def barriers(table: pd.DataFrame) -> pd.DataFrame:
 def sample_strips(folder: Path) -> pd.DataFrame:
     """The samples of the plain Baseline and Flash runs and of the first twin, of the seeds in `SAMPLED_SEEDS`.
 
+    Where a precision has but one of them, there is nothing to compare.
+
     Returns
     -------
     DataFrame : a row per run: run, arm, precision, seed, data_seed, twin, twin_step, png (bytes, a pixel per pixel).
@@ -145,7 +147,8 @@ def sample_strips(folder: Path) -> pd.DataFrame:
                     small, "png", optimize=True
                 )
             rows.append(about | {"png": small.getvalue()})
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    return frame[frame.groupby(["precision", "seed"])["run"].transform("size") > 1] if rows else frame
 
 
 def reduce_matter(folder: Path, tables: Path = DATA) -> list[str]:
