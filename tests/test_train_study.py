@@ -123,6 +123,8 @@ def test_after_each_seed_there_are_tables_and_weights_are_dropped_on_request(in_
     assert set(table()["kind"]) == kinds | {"other initialisation"} and set(table()["step"]) == {0, 1, 2}
     model = whole_model(table(), "Flash against Baseline").query("seed == 0").set_index("step")["max_difference"]
     assert model[0] == 0 and model[2] > 0
+    between = read_table("lines.parquet", tmp_path / "tables")
+    assert set(between["kind"]) == {"Flash against Baseline", "other initialisation"}
     kept = {path.parent.parent.name.split("-")[3] for path in tmp_path.glob("*/weights/*")}
     assert kept == {"s1"}  # the next seed is compared with it
     in_process.fail = None

@@ -90,6 +90,7 @@ def test_ratio_to_twins(tmp_path):
     make_run(tmp_path, "baseline", shifts=(0.0, 0.0, 0.0)), make_run(tmp_path, "flash", shifts=(0.0, 1.0, 3.0))
     for twin, shift in ((1, 1.0), (2, 2.0), (3, 4.0)):
         make_run(tmp_path, "baseline", twin=twin, shifts=(0.1, shift, shift))
+    make_run(tmp_path, "baseline", twin=4, twin_step=100, shifts=(0.0, 0.0, 9.0))  # a later fork is no such twin
     ratio = ratio_to_twins(weight_differences(tmp_path), "max_difference")
     assert ratio[["step", "ratio"]].to_numpy().tolist() == [[100, 0.5], [200, 1.5]]
 
@@ -230,5 +231,5 @@ def test_systematic_verdict_follows_the_permutation_test():
     early = systematic_verdict(effects([0.001, 0.4]))
     assert early.holds == "holds only where"
     assert "weights in BF16 at 1 of 2 snapshots, the last of them step 100 (at step 200 2.0%" in early.text
-    with pytest.raises(ValueError, match="0.12 is the smallest p that so few twins can give"):
+    with pytest.raises(ValueError, match=r"0\.12 is the smallest p that so few twins can give"):
         systematic_verdict(effects([0.2, 0.4]).assign(twins=4))

@@ -42,6 +42,8 @@ OWN = {
     "drop_weights": "false",
     "plan": "false",
 }
+# Kinds of pairs between whose last weights the loss is looked at.
+BETWEEN = ("Flash against Baseline", "ulp twin", "other initialisation")
 
 
 def read_words(words: list[str]) -> tuple[dict, list[str]]:
@@ -138,6 +140,19 @@ def plan(own: dict, common: list[str]) -> str:
     return text + (f", without {', '.join(sorted(unknown))}, whose pace is not known" if unknown else "")
 
 
+def losses_between(runs_dir: Path) -> list[str]:
+    """Measure the held-out loss on the line between the runs of each pair that has none; a sentence per failure."""
+    from fa_study.experiments.runs import pairs_in
+
+    failures = []
+    for pair in pairs_in(runs_dir):
+        if pair.kind in BETWEEN and not pair.variant and not (runs_dir / "lines" / f"{pair.name}.csv").exists():
+            command = [sys.executable, str(PROJECT / "train" / "line.py"), str(pair.run), str(pair.reference)]
+            if subprocess.run(command).returncode:
+                failures.append(f"line {pair.name}: see the lines above")
+    return failures
+
+
 def drop_weights(runs_dir: Path, before: int) -> None:
     """Remove the weights of finished runs of the seeds below `before`."""
     from fa_study.experiments.runs import runs_in
@@ -149,7 +164,8 @@ def drop_weights(runs_dir: Path, before: int) -> None:
 
 def study(own: dict, common: list[str]) -> list[str]:
     """Run the sweeps seed by seed; returns a sentence per sweep or reduction that failed."""
-    from fa_study.experiments.reduce_runs import reduce_runs  # seconds that a refusal should not cost
+    from fa_study.experiments.matter import reduce_matter  # seconds that a refusal should not cost
+    from fa_study.experiments.reduce_runs import reduce_runs
 
     runs_dir, failures = (PROJECT / own["runs_dir"]).resolve(), []
     tables = PROJECT / own["tables"] if own["tables"] else runs_dir / "tables"
@@ -161,8 +177,9 @@ def study(own: dict, common: list[str]) -> list[str]:
             for product in products(sweep, seed):
                 if not train_all(product, [*common, f"runs_dir={runs_dir}"]):
                     failures.append(f"{sweep} seed {seed}: a run failed, see the lines above")
+        failures += losses_between(runs_dir)
         try:
-            print("\n".join(reduce_runs(runs_dir, tables)), flush=True)
+            print("\n".join(reduce_runs(runs_dir, tables) + reduce_matter(runs_dir, tables)), flush=True)
         except ValueError as error:
             failures.append(f"tables of seed {seed}: {error}")
         else:

@@ -86,7 +86,8 @@ def ratio_to_twins(frame: pd.DataFrame, metric: str, average: str = "pooled") ->
     """
     keys = ["precision", "seed", "step"]
     flash = whole_model(frame, "Flash against Baseline", average).set_index(keys)[metric]
-    twins = whole_model(frame, "ulp twin", average).groupby(keys)[metric].median()
+    from_start = frame[frame["variant"] == ""]  # a twin that forks later has not differed for as long
+    twins = whole_model(from_start, "ulp twin", average).groupby(keys)[metric].median()
     ratio = (flash / twins[twins > 0]).dropna()
     return ratio.rename("ratio").reset_index().query("step > 0").reset_index(drop=True)
 
