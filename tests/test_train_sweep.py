@@ -24,13 +24,13 @@ class Sweep:
         )
         self.runs_dir = runs_dir
 
-    def wait_for_runs(self, count):
-        """Wait until `count` jobs train, and return their folders in the order of their names."""
+    def wait_for_runs(self, count, settle=1):
+        """Wait until `count` jobs train, and `settle` seconds more; return their folders, sorted."""
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline and self.process.poll() is None:
             folders = sorted(path.parent.parent for path in self.runs_dir.glob("*/weights/step-000000.safetensors"))
             if len(folders) >= count:
-                time.sleep(1)
+                time.sleep(settle)
                 return folders
             time.sleep(0.2)
         pytest.fail(f"no {count} runs: {self.process.communicate(timeout=10)}")
@@ -54,9 +54,9 @@ def states(runs_dir):
 
 
 def test_a_killed_job_is_listed_with_its_log_and_the_others_finish(tmp_path):
-    words = ("seed=0,1", "hydra.launcher.n_jobs=1", "steps=40", "snapshots.every=20", "finished=skip")
+    words = ("seed=0,1", "hydra.launcher.n_jobs=1", "steps=200", "snapshots.every=100", "finished=skip")
     sweep = Sweep(tmp_path, *words)
-    (first,) = sweep.wait_for_runs(1)
+    (first,) = sweep.wait_for_runs(1, settle=0)  # seconds before its end on any machine
     (job,) = sweep.jobs()
     os.kill(job, signal.SIGKILL)
     code, out, err = sweep.end()
