@@ -38,7 +38,7 @@ def relative_weights(frame: pd.DataFrame) -> alt.LayerChart:
     -------
     alt.LayerChart : the median over seeds as a line, smallest to largest as a band.
     """
-    rows = frame.assign(precision=frame["precision"].str.upper())
+    rows = frame.assign(precision=frame["precision"].str.removesuffix("_emulated").str.upper())
     grouped = rows.groupby(["kind", "precision", "step", "metric", "average"], sort=False)
     parts = {"seeds": grouped["seed"].nunique()}
     for shown in SHOWN:
