@@ -42,7 +42,8 @@ def amplification(curves: pd.DataFrame, space: str) -> alt.LayerChart:
     band = base.mark_area(opacity=1, fillOpacity=0.15).encode(
         log_y("low", TITLES[space]), alt.Y2("high:Q"), alt.Detail("pair:N")
     )
-    line = base.mark_line().encode(
+    # The points carry the tooltips: a line is thin, and would tell of its first point alone.
+    line = base.mark_line(point={"size": 25}).encode(
         log_y("median", TITLES[space]),
         alt.StrokeDash("pair:N").scale(dashes).title(None),
         tooltip=[*("pair:N", "step:Q"), alt.Tooltip("median:Q").format(".2e"), "seeds:Q"],

@@ -38,7 +38,7 @@ def beside_chance(model: pd.DataFrame, metric: str) -> alt.LayerChart:
     tooltip = [alt.Tooltip("kind:N").title("pair"), alt.Tooltip("step:Q"), alt.Tooltip("median:Q").format(".3g")]
     band = base.mark_area(opacity=1, fillOpacity=0.2).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
     dash = alt.StrokeDash("kind:N", sort=kinds).scale(domain=kinds).title(None)
-    line = base.mark_line().encode(y, dash, tooltip=tooltip)
+    line = base.mark_line(point={"size": 25}).encode(y, dash, tooltip=tooltip)
     level = model["wasserstein_floor"].median() if metric == "wasserstein" else 2**0.5
     yardstick = alt.Chart(pd.DataFrame({"step": [shown["step"].max()], "level": level, "name": _YARDSTICKS[metric]}))
     rule = yardstick.mark_rule(strokeDash=[1, 3], strokeWidth=1.5).encode(alt.Y("level:Q"))
