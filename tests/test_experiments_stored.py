@@ -30,8 +30,9 @@ def check_cell(name, cell):
         return
     names = [c for c in stored.columns if not pd.api.types.is_numeric_dtype(stored[c])]
     labels = [*names, *(c for c in ("Bc",) if c in stored.columns)]
-    # Elsewhere the library adds in another order, which is all the error there is in FP32 and FP64.
-    slack = 1.5 if cell.get("format") in ("fp32", "fp64") else 1.0
+    # In FP32 the order of sums is all the error there is. `tile_products.slab` lets a processor add 128 to 256 terms in
+    # one chain, and the error of a chain grows like the square root of its length.
+    slack = 2**0.5 if cell.get("format") == "fp32" else 1.0
     for statistic in ("max", "rms"):
         band = stored.groupby(labels)[statistic].agg(["min", "max"])
         median = fresh.groupby(labels)[statistic].median()
