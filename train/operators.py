@@ -5,13 +5,11 @@ B batch, H heads, L queries, S keys, D head size.
 
 from __future__ import annotations
 
-import contextlib
-import os
-
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from fa_study.quiet import quiet_stderr
 from train.arms import key_tile
 from train.attention import attention_layers, observing
 from train.module import TextToImage
@@ -25,26 +23,12 @@ def rescalings_per_row(q: Tensor, k: Tensor, tile: int) -> float:
     return float((running[..., 1:] > running[..., :-1]).sum(-1).double().mean())
 
 
-@contextlib.contextmanager
-def _quiet_stderr():
-    """Keep what C++ writes to stderr off the screen: the profiler prints two lines at every start and stop."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
 def operators_of(call, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[str], list[str]]:
     """The operators that compute call(q, k, v) and its gradients: attention, matrix products and softmax only."""
     q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
 
     def names(function) -> tuple[object, list[str]]:
-        with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU]) as record:
+        with quiet_stderr(), profile(activities=[ProfilerActivity.CPU]) as record:
             result = function()
         seen = dict.fromkeys(event.name for event in record.events())
         wanted = ("attention", "flash_attn", "bmm", "softmax")

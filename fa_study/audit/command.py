@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
+from fa_study.audit.output import check_options, show_report
 from fa_study.audit.probe import ORDER
 from fa_study.audit.report import print_report
-from fa_study.audit.run import audit_subject, device_error
+from fa_study.audit.run import audit_subject
 from fa_study.audit.subject import Subject
 from fa_study.audit.worker import Worker
 
@@ -39,12 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit, print, write; returns the exit code."""
     torch.set_num_threads(min(torch.get_num_threads(), 4))
-    problem = device_error(args.device)
-    if problem:
-        raise ValueError(f"device {args.device} cannot be used here: {problem}")
-    for path in (args.report, args.json):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {path.resolve().parent}")
+    check_options(args)
     worker = Worker(args.target, args.limit or (20.0 if args.quick else 60.0))
     try:
         subject = Subject(worker, args.target, *worker.start(), args.device)
@@ -57,17 +52,13 @@ def run(args: argparse.Namespace) -> int:
         )
     finally:
         worker.close()
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    print_report(report, console)
-    if args.report:
-        from fa_study.audit.page import to_html  # altair takes a second to import
+    return show_report(report, args, print_report, _page, width=120)
 
-        args.report.write_text(to_html(report), encoding="utf-8")
-    if args.json:
-        args.json.write_text(report.to_json() + "\n", encoding="utf-8")
-    return 0 if report.passed else 2
+
+def _page(report) -> str:
+    from fa_study.audit.page import to_html  # altair takes a second to import
+
+    return to_html(report)
 
 
 def _seconds(text: str) -> float:

@@ -18,10 +18,8 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from fa_study.audit.cases import DTYPES
-from fa_study.audit.run import device_error
+from fa_study.audit.output import check_options, show_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,12 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit, print, write; returns the exit code."""
-    problem = device_error(args.device)
-    if problem:
-        raise ValueError(f"device {args.device} cannot be used here: {problem}")
-    for path in (args.report, args.json):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {path.resolve().parent}")
+    check_options(args)
     # transformers and diffusers take seconds to import, and not every command needs them.
     from fa_study.audit_model.inputs import read_inputs
     from fa_study.audit_model.load import load_model
@@ -65,17 +58,13 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         say=lambda text: print(f"running {text} ...", file=sys.stderr),
     )
-    console = Console()
-    if not console.is_terminal:
-        console.width = 160
-    print_report(report, console)
-    if args.report:
-        from fa_study.audit_model.page import to_html  # altair takes a second to import
+    return show_report(report, args, print_report, _page, width=160)
 
-        args.report.write_text(to_html(report), encoding="utf-8")
-    if args.json:
-        args.json.write_text(report.to_json() + "\n", encoding="utf-8")
-    return 0 if report.passed else 2
+
+def _page(report) -> str:
+    from fa_study.audit_model.page import to_html  # altair takes a second to import
+
+    return to_html(report)
 
 
 def _entry(text: str) -> tuple[str, object]:

@@ -6,9 +6,7 @@ the float inputs that were recorded before, whatever came out of the layers belo
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from fa_study.audit.calls import one_line
 from fa_study.audit_model.implementations import library_of
 from fa_study.audit_model.passes import Call, detached, flat, forward, noise
 from fa_study.audit_model.watching import attention_layers, outputs_of, watching
+from fa_study.quiet import quiet_stderr
 
 _SHOWN = ("attention", "attn", "bmm", "softmax", "Compiled")
 _MARK = "fa_study layer "
@@ -115,7 +114,7 @@ def operators(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, list[
 
     try:
         watched = watching(attention_layers(model), around)
-        with torch.no_grad(), watched, _quiet_stderr(), profile(activities=[ProfilerActivity.CPU]) as record:
+        with torch.no_grad(), watched, quiet_stderr(), profile(activities=[ProfilerActivity.CPU]) as record:
             forward(model, inputs)
     except Exception:  # the passes say why
         return {}
@@ -136,17 +135,3 @@ def shown_operators(names: list[str]) -> str:
     """The names that tell attentions apart, without repetition."""
     shown = (name.removeprefix("aten::") for name in names if any(part in name for part in _SHOWN))
     return ", ".join(dict.fromkeys(shown))
-
-
-@contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Keep what C++ writes to stderr off the screen: the profiler prints two lines at every start and stop."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
