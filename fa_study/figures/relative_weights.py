@@ -7,7 +7,7 @@ import pandas as pd
 
 from fa_study.experiments.drift_ratios import PAPER_RATIO
 from fa_study.figures.theme import COLOURS, describe, log_y, switch
-from fa_study.figures.weights import KIND_COLOURS
+from fa_study.figures.weights import KIND_COLOURS, spread_points
 
 METRIC_LABELS = {
     "wasserstein": "Wasserstein distance",
@@ -67,19 +67,7 @@ def relative_weights(frame: pd.DataFrame) -> alt.LayerChart:
     )
     y = log_y("mid", "distance of the weights")
     line = base.mark_line().encode(y, alt.StrokeDash("precision:N").title(None))
-    points = base.mark_point().encode(
-        y,
-        alt.Shape("precision:N").legend(None),
-        tooltip=[
-            alt.Tooltip("kind:N").title("pair"),
-            alt.Tooltip("precision:N"),
-            alt.Tooltip("step:Q"),
-            alt.Tooltip("mid:Q").format(".3e").title("median"),
-            alt.Tooltip("low:Q").format(".3e").title("smallest"),
-            alt.Tooltip("high:Q").format(".3e").title("largest"),
-            alt.Tooltip("seeds:Q"),
-        ],
-    )
+    points = spread_points(base, y, "mid")
     chart = (band + line + points).add_params(metric, average, shown)
     values = "; ".join(f"{row.kind}, {row.precision}: {row.raw_mid:.2e}" for row in _at_the_end(data).itertuples())
     return describe(chart, f"Wasserstein distance of all weights over training. At the last step, {values}.")

@@ -35,6 +35,23 @@ def spread_over_seeds(frame: pd.DataFrame, metric: str, by: list[str]) -> pd.Dat
     return grouped.agg(median="median", low="min", high="max", seeds="count").reset_index()
 
 
+def spread_points(base: alt.Chart, y: alt.Y, middle: str) -> alt.Chart:
+    """Points at the medians, whose tooltips tell the spread over the seeds; `middle` names the median's column."""
+    return base.mark_point().encode(
+        y,
+        alt.Shape("precision:N").legend(None),
+        tooltip=[
+            alt.Tooltip("kind:N").title("pair"),
+            alt.Tooltip("precision:N"),
+            alt.Tooltip("step:Q"),
+            alt.Tooltip(f"{middle}:Q").format(".3e").title("median"),
+            alt.Tooltip("low:Q").format(".3e").title("smallest"),
+            alt.Tooltip("high:Q").format(".3e").title("largest"),
+            alt.Tooltip("seeds:Q"),
+        ],
+    )
+
+
 def weight_differences(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
     """Distance between the weights of paired runs over training: a colour per kind of pair, a dash per precision.
 
@@ -63,19 +80,7 @@ def weight_differences(frame: pd.DataFrame, metric: str) -> alt.LayerChart:
     )
     y = log_y("median", TITLES[metric])
     line = base.mark_line().encode(y, alt.StrokeDash("precision:N").title(None))
-    points = base.mark_point().encode(
-        y,
-        alt.Shape("precision:N").legend(None),
-        tooltip=[
-            alt.Tooltip("kind:N").title("pair"),
-            alt.Tooltip("precision:N"),
-            alt.Tooltip("step:Q"),
-            alt.Tooltip("median:Q").format(".3e"),
-            alt.Tooltip("low:Q").format(".3e").title("smallest"),
-            alt.Tooltip("high:Q").format(".3e").title("largest"),
-            alt.Tooltip("seeds:Q"),
-        ],
-    )
+    points = spread_points(base, y, "median")
     last = shown[shown["step"] == shown["step"].max()]
     summary = "; ".join(f"{row.kind}, {row.precision}: {row.median:.2e}" for row in last.itertuples())
     return describe(band + line + points, f"{TITLES[metric]} over training steps. At the last step, {summary}.")
