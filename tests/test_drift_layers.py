@@ -123,5 +123,5 @@ def test_the_stored_tables_can_be_drawn():
     assert not layers.isna().any(axis=None) and np.isfinite(drift[["flash", "twin"]]).all(axis=None)
     for chart in (figures.flash_against_twin(drift), figures.deviation_and_drift(layers)):
         spec = chart.to_dict()
-        assert {part["title"] for part in spec["hconcat"]} == {"BF16", "FP32"}
+        assert {part["title"] for part in spec["concat"]} == {"BF16", "FP32"}
         assert sum(map(len, spec["datasets"].values())) <= 5000

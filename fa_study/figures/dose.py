@@ -11,9 +11,10 @@ from fa_study.figures.theme import COLOURS, describe, log_y
 from fa_study.figures.weights import spread_over_seeds
 
 _NAMES = {**MODES, "Flash": "Flash kernel, FP32"}
+_COLUMNS = 2  # panels in a row, for the sake of phones
 
 
-def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
+def dose_response(response: pd.DataFrame, space: str) -> alt.ConcatChart:
     """Drift over that of ulp twins against the RMS forward error of attention, a panel per step.
 
     Parameters
@@ -22,7 +23,7 @@ def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
 
     Returns
     -------
-    alt.HConcatChart : median over the seeds, with smallest and largest as whiskers; shaded, where a further twin lies.
+    alt.ConcatChart : median over the seeds, with smallest and largest as whiskers; shaded, where a further twin lies.
     """
     response = response[(response["space"] == space) & response["step"].isin(STEPS)]
     shown = spread_over_seeds(response, "ratio", ["step", "variant", "rounding", "dose"])
@@ -34,10 +35,11 @@ def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
     dash, shape = (channel("arm:N").scale(domain=arms).title(None) for channel in (alt.StrokeDash, alt.Shape))
     panels = []
     for step, part in shown.groupby("step"):
-        axis = alt.Axis(format=".0e", tickCount=5, labels=not panels)
+        first = len(panels) % _COLUMNS == 0
+        axis, label = alt.Axis(format=".0e", tickCount=5, labels=first), title if first else ""
 
-        def y(field: str, axis: alt.Axis = axis, title: str | None = None if panels else title) -> alt.Y:
-            return log_y(field, title or "").axis(axis)
+        def y(field: str, axis: alt.Axis = axis, label: str = label) -> alt.Y:
+            return log_y(field, label).axis(axis)
 
         twins = pd.DataFrame({"low": [1 / factors[step]], "high": [factors[step]], "median": [1.0]})
         scale = alt.Chart(twins.dropna(axis=1))
@@ -59,11 +61,13 @@ def dose_response(response: pd.DataFrame, space: str) -> alt.HConcatChart:
         if "high" in twins.dropna(axis=1):
             band = scale.mark_rect(color=COLOURS["ulp twins"], opacity=0.25)
             layers.insert(0, band.encode(y("low"), alt.Y2("high:Q")))
-        panels.append(alt.layer(*layers).properties(title=f"step {step}", width=130))
+        panels.append(alt.layer(*layers).properties(title=f"step {step}", width=115, height=150))
     last = shown[shown["step"] == shown["step"].max()]
     words = "; ".join(f"{row.arm} {row.variant}, error {row.dose:.1e}: {row.median:.3g}" for row in last.itertuples())
     return describe(
-        alt.hconcat(*panels, spacing=10).resolve_scale(y="shared", shape="shared", strokeDash="shared"),
+        alt.concat(*panels, columns=_COLUMNS, spacing=10).resolve_scale(
+            y="shared", shape="shared", strokeDash="shared"
+        ),
         f"Drift of the {space} over that of ulp twins against the RMS error of attention. At step "
         f"{shown['step'].max()}: {words}.",
     )

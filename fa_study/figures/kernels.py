@@ -40,4 +40,4 @@ def kernel_ratios(table: pd.DataFrame) -> alt.LayerChart:
     rules = alt.Chart(limits).mark_rule(strokeDash=[4, 4]).encode(alt.X("limit:Q"), alt.Color("side:N").scale(colours))
     largest = rows.groupby("side")["value"].max()
     text = "; ".join(f"{side}: at most {value:.2f}" for side, value in largest.items())
-    return describe((rules + points).properties(width=380), f"Error ratios of {len(measured)} kernels. {text}.")
+    return describe((rules + points).properties(width=230), f"Error ratios of {len(measured)} kernels. {text}.")

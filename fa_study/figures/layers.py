@@ -38,11 +38,11 @@ def _log_y(field: str, title: str) -> alt.Y:
     return alt.Y(f"{field}:Q", title=title).scale(type="log", nice=False, padding=8).axis(format=".0e", tickCount=4)
 
 
-def _beside(charts: list[alt.LayerChart] | list[alt.Chart], text: str) -> alt.HConcatChart:
-    return describe(alt.hconcat(*charts).resolve_scale(color="shared", shape="shared"), text)
+def _beside(charts: list[alt.LayerChart] | list[alt.Chart], text: str) -> alt.ConcatChart:
+    return describe(alt.concat(*charts, columns=1).resolve_scale(color="shared", shape="shared"), text)
 
 
-def deviation_and_drift(layers: pd.DataFrame) -> alt.HConcatChart:
+def deviation_and_drift(layers: pd.DataFrame) -> alt.ConcatChart:
     """Drift of an attention layer's weights against Flash's deviation there, a mark per seed and layer.
 
     Parameters
@@ -63,7 +63,7 @@ def deviation_and_drift(layers: pd.DataFrame) -> alt.HConcatChart:
                 *(alt.Tooltip(f"{name}:Q").format(".2e") for name in ("deviation", "flash", "twin")),
             ],
         )
-        .properties(width=230, height=200, title=precision.upper())
+        .properties(width=260, height=200, title=precision.upper())
         for precision, part in layers.groupby("precision")
     ]
     medians = layers.groupby(["precision", "part"])[["deviation", "flash"]].median()
@@ -74,7 +74,7 @@ def deviation_and_drift(layers: pd.DataFrame) -> alt.HConcatChart:
     return _beside(charts, f"Deviation and drift of the attention layers. Medians: {words}.")
 
 
-def flash_against_twin(drift: pd.DataFrame) -> alt.HConcatChart:
+def flash_against_twin(drift: pd.DataFrame) -> alt.ConcatChart:
     """Drift of every tensor between Flash and Baseline against that between ulp twins: the median over the seeds.
 
     Parameters
@@ -103,7 +103,7 @@ def flash_against_twin(drift: pd.DataFrame) -> alt.HConcatChart:
         ends = part[["twin", "flash"]].to_numpy()
         diagonal = pd.DataFrame({"twin": [ends.min(), ends.max()], "flash": [ends.min(), ends.max()]})
         equal = alt.Chart(diagonal).mark_line(color="#888888", strokeDash=[4, 3], strokeWidth=1).encode(x, y)
-        charts.append((equal + points).properties(width=230, height=230, title=precision.upper()))
+        charts.append((equal + points).properties(width=260, height=230, title=precision.upper()))
         ratio = (part["flash"] / part["twin"]).groupby(part["part"]).median()
         words.append(f"{precision.upper()} " + ", ".join(f"{name} {value:.2f}" for name, value in ratio.items()))
     return _beside(charts, f"Drift of every tensor. Median ratio of Flash to the twin: {'; '.join(words)}.")

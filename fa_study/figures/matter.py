@@ -42,7 +42,7 @@ def loss_ratio(ratios: pd.DataFrame) -> alt.LayerChart:
     points = base.mark_point(size=70, opacity=1).encode(
         alt.X("centre:Q", scale=x)
         .title("ratio of the held-out losses")
-        .axis(format=".2f", tickCount=6, labelOverlap=True),
+        .axis(format=".2f", tickCount=3, labelOverlap=True),
         tooltip=[
             *("pair:N", "seeds:Q"),
             *(alt.Tooltip(f"{name}:Q").format(".3f") for name in ("centre", "low", "high", "detectable")),
@@ -54,7 +54,7 @@ def loss_ratio(ratios: pd.DataFrame) -> alt.LayerChart:
         .encode(alt.X("one:Q", scale=x))
     )
     words = "; ".join(f"{row.pair}: {row.centre:.3f} ({row.low:.3f} to {row.high:.3f})" for row in data.itertuples())
-    return describe((one + rules + points).properties(width=320), f"Ratio of held-out losses. {words}.")
+    return describe((one + rules + points).properties(width=210), f"Ratio of held-out losses. {words}.")
 
 
 def line_losses(lines: pd.DataFrame) -> alt.LayerChart:
