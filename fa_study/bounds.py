@@ -18,7 +18,7 @@ from fa_study.exponentials import Exponential
 from fa_study.features import Features
 from fa_study.formats import BF16, FP32
 from fa_study.rounding import SITES, Rounding, RoundingPolicy
-from fa_study.tile_products import float32_products, round_up, slab
+from fa_study.tile_products import bf16_products, float32_products, round_up, slab
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def choose_paths(
     if units:
         smallest_score = smallest(q) * smallest(k) * min(1.0, abs(features.scale))
         units = min(smallest_score, smallest(v) * math.exp(-2.1 * min(score, 400))) > 2.0**-100
-    narrow_scores = units and _within_bf16(policy.inputs)
+    bf16 = units and bf16_products()
+    narrow_scores = bf16 and _within_bf16(policy.inputs)
     narrow_values = narrow_scores and _within_bf16(policy.probabilities)
     plain = _is_plain(policy)
     return Paths(
@@ -88,7 +89,7 @@ def choose_paths(
         and policy.probabilities == Rounding(BF16)
         and _units_round(),
         scaled_queries=units and plain and math.frexp(features.scale)[0] == 0.5 and _keeps_powers_of_two(policy.scores),
-        native=units
+        native=bf16
         and 0 < native_width <= slab(torch.bfloat16)
         and round_up(q.shape[3], 16) <= slab(torch.bfloat16)
         and exp == "exact"

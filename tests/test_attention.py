@@ -11,6 +11,7 @@ from fa_study.exponentials import exact_exp
 from fa_study.forward import Call
 from fa_study.reference import reference_attention
 from fa_study.rounding import RoundingPolicy
+from fa_study.tile_products import bf16_products
 
 ALGORITHMS = ("fa1", "fa2", "fa4")
 FORMATS = ("bf16", "fp16", "fp8_e5m2", "fp8_e4m3", "e6m9", "tf32")
@@ -90,6 +91,7 @@ def test_fp64_twin_agrees_to_the_last_bits():
 # Native and generic path
 
 
+@pytest.mark.skipif(not bf16_products(), reason="needs AVX-512")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_native_path_equals_the_generic_one(algorithm, monkeypatch):
     paths = []
