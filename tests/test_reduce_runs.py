@@ -36,6 +36,14 @@ def test_the_tables_grow_seed_by_seed_and_keep_what_is_gone(tmp_path):
     assert set(read_table("weights.parquet", tables)["kind"]) == {"its own start", "other initialisation"}
 
 
+def test_of_a_run_made_twice_the_version_that_tells_more_stays():
+    stored = pd.DataFrame({"run": ["a", "a", "b"], "value": [1, 2, 3]})
+    new = pd.DataFrame({"run": ["a", "a", "b", "b", "c"], "value": [10, 20, 30, 31, 40]})
+    merged = reduce_runs.merged(new, stored)
+    assert merged.groupby("run")["value"].apply(list).to_dict() == {"a": [1, 2], "b": [30, 31], "c": [40]}
+    assert list(reduce_runs.merged(new, pd.DataFrame())["value"]) == [10, 20, 30, 31, 40]
+
+
 def test_losses_stand_beside_the_held_out_ones(tmp_path):
     make_run(tmp_path, "flash")
     frame = reduce_runs.loss_curves(tmp_path).set_index("step")

@@ -88,18 +88,11 @@ def commit() -> str | None:
         return None
 
 
-def processor_name() -> str:
-    """The CPU's name as the system tells it; the instruction set decides which kernels a library takes."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def describe(device: str, threads: int) -> dict:
     """Versions, commit, device and threads: the part of the manifest that tells where the bits come from."""
     import torch
+
+    from fa_study.tables import machine
 
     versions = {"python": platform.python_version()}
     versions |= {package: importlib.metadata.version(package) for package in PACKAGES}
@@ -108,6 +101,6 @@ def describe(device: str, threads: int) -> dict:
         "versions": versions,
         "platform": platform.platform(),
         "device": device,
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else processor_name(),
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else machine(),
         "threads": threads,
     }

@@ -3,7 +3,8 @@
 The folder (default: runs) is searched for runs that differ in one thing. Weights stay where they are; the tables keep
 the distances, with the runs' own commits, threads and settings in the manifest. Rows about runs that are not in the
 folder stay, so that a study may grow seed by seed and drop its weights on the way, and pairs that the tables hold are
-not measured again; --replace starts over.
+not measured again; --replace starts over. A run that was made again, perhaps on another processor, where it has other
+bits, replaces what the tables hold only if it tells more, as a family of twins does that has grown.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ def origins(folder: Path) -> dict[str, object]:
 
 
 def merged(new: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
-    """`new` behind the stored rows about other runs."""
+    """`new` behind the stored rows about other runs; of two versions of a run the longer, or the stored one."""
     if new.empty or stored.empty:
         return stored if new.empty else new
+    had = new["run"].map(stored["run"].value_counts()).fillna(0)
+    new = new[new["run"].map(new["run"].value_counts()) > had]
     return pd.concat([stored[~stored["run"].isin(new["run"])], new], ignore_index=True)
 
 
