@@ -117,7 +117,7 @@ def exact_exp(x: Tensor) -> Tensor:
 
 # exp(x) = 2^s with s = x log2(e). The cubic is 1 + f - 2^f for the fraction f of s, nearly, so that s - cubic has the
 # integer and the fraction field of a float32. After Malossi, Ineichen, Bekas and Curioni, "Fast exponential computation
-# on SIMD architectures"; the coefficients are those of PyTorch's AVX-512 code.
+# on SIMD architectures"; the coefficients are those of PyTorch's vector code.
 _CUBIC = (0.00010703434948458272, 0.30354260500649682, -0.22433836478672356, -0.079204240219773236)
 _LOG2_E = 1.44269502162933349609375  # the float32 nearest to log2(e)
 _LOWEST = -87.3365478515625  # zero below
@@ -129,7 +129,7 @@ _LOWEST_BITS = 8387600.0
 
 
 def fexp_u20(x: Tensor) -> Tensor:
-    """PyTorch's fast exponential of the CPU flash kernel for 16-bit inputs, bit for bit (AVX-512 build).
+    """PyTorch's fast exponential of the CPU flash kernel for 16-bit inputs, bit for bit (AVX2 and AVX-512 builds).
 
     Relative error up to 1.2e-4; 0 below -87.34, inf above 88.72. NaN stays NaN, which PyTorch turns into -0. Computed
     in float32 whatever the dtype of `x`, and returned in that dtype. Without gradient: `shifted_exp` has one.

@@ -24,6 +24,10 @@ from fa_study.verdicts.kernels import kernels_verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE = Case("bf16", L=64, S=96, B=2, H=4, Hkv=2)
+vector_code = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="the kernel's fast exponential is code for AVX2 and AVX-512; elsewhere it is the exact one",
+)
 
 
 def test_available_kernels_runs_or_says_why_not():
@@ -81,6 +85,7 @@ def subject_of(name):
     return Subject.of(kernel(name).function, limit=300, name=name)
 
 
+@vector_code
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize(
     ("name", "policy"),
@@ -91,7 +96,7 @@ def subject_of(name):
     ],
 )
 def test_policy_that_predicts_a_kernel(name, policy, dtype):
-    # 250 keys: the fast exponential leaves the last ten of a row to another one.
+    # 250 keys: the fast exponential leaves the last ten of a row to another one with AVX-512, the last two with AVX2.
     start = Case(dtype, L=32, S=250, B=1, H=2, Hkv=2)
     table, findings = fit(subject_of(name), [start.replace(seed=s) for s in range(4)])
     found = table[table.policy == policy].iloc[0]
@@ -99,6 +104,7 @@ def test_policy_that_predicts_a_kernel(name, policy, dtype):
     assert findings == []
 
 
+@vector_code
 @pytest.mark.parametrize("L", [40, 200])
 def test_backward_of_the_cpu_flash_kernel_is_predicted(L):
     cases = [Case("bf16", L=L, S=512, B=1, H=2, Hkv=2, seed=s) for s in (1, 2)]
@@ -111,6 +117,7 @@ def test_rows_of_the_cpu_flash_tile():
     assert [torch_cpu_tile(L)[0] for L in (191, 192, 767, 768)] == [32, 64, 64, 256]
 
 
+@vector_code
 def test_measured_row_of_a_kernel():
     row = measure_kernel(kernel("torch-flash-cpu"), "bf16")
     assert set(row) == set(COLUMNS)

@@ -36,11 +36,12 @@ class Candidate:
 
 
 def torch_cpu_exp(keys: int) -> Callable[[Tensor], Tensor]:
-    """The exponential of PyTorch's CPU flash kernel: `fexp_u20`, but exact in the last keys % 16 keys of a short row.
+    """The exponential of PyTorch's CPU flash kernel: `fexp_u20`, but exact in the last keys of a short row.
 
-    For one tile of at most 512 keys; its vectors hold 16 numbers, and what is left over takes another path.
+    For one tile of at most 512 keys: those that do not fill a vector, of 16 numbers with AVX-512, else of 8, take
+    another path.
     """
-    whole = keys - keys % 16
+    whole = keys - keys % (16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8)
 
     def exp(x: Tensor) -> Tensor:
         value = fexp_u20(x)
