@@ -158,7 +158,7 @@ def test_the_verdicts_follow_the_numbers():
     assert bias_verdict(dose.beside_nearest(tables(bias=1e4))).holds == "holds"
     none = bias_verdict(dose.beside_nearest(tables(bias=1.1)))
     assert none.holds == "does not hold"
-    assert "toward zero 1.1 at step 50, 1.1 at step 100, 1.1 at step 200, 1.1 at step 400 (1 widths)" in none.text
+    assert "toward zero 1.1 at step 50, 1.1 at step 100, 1.1 at step 200, 1.1 at step 400 (widths: 1)" in none.text
     assert "in 0 of 16 cases" in none.text
 
 

@@ -69,10 +69,10 @@ def bias_verdict(beside: pd.DataFrame) -> Verdict:
         medians = part.groupby("step")["excess"].median()
         if len(medians):
             steps = ", ".join(f"{value:.2g} at step {step}" for step, value in medians.items())
-            words.append(f"{MODES[rounding]} {steps} ({part['variant'].nunique()} widths)")
+            words.append(f"{MODES[rounding]} {steps} (widths: {part['variant'].nunique()})")
     text = (
         "Drift of the weights over that of rounding to nearest with the same RMS error: "
-        f"{'; '.join(words)}. Further than a further twin would lie in {int(further.sum())} of {len(leaning)} cases."
+        f"{'; '.join(words)}. Further than one more twin would lie in {int(further.sum())} of {len(leaning)} cases."
     )
     return Verdict("'bias drives the drift'", answer(int(further.sum()), len(leaning)), text)
 
