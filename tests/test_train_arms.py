@@ -14,13 +14,14 @@ from torch import nn
 import train.precision
 from fa_study.attention import flash_attention
 from fa_study.rounding import RoundingPolicy
+from fa_study.tile_products import bf16_products
 from train import Refusal
 from train.arms import Tiled, attention_function, check_arm, policy_of
 from train.attention import sdpa
 from train.data import load_data
 from train.module import TextToImage
 from train.operators import record_operators
-from train.precision import FP16ProductsInFP32, precision_plugin
+from train.precision import ProductsInFP32, precision_plugin
 
 
 def attn(*overrides):
@@ -106,16 +107,17 @@ def test_fp16_emulated_flash_is_the_cpu_kernel():
         assert (a.float() - b.float()).norm() < 1e-3 * b.float().norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("operator", ["linear", "matmul", "convolution"])
-def test_fp16_products_in_fp32_equal_native_ones_operator_by_operator(operator):
+def test_products_in_fp32_equal_native_ones_operator_by_operator(operator, dtype):
     torch.manual_seed(0)
     layer = {
         "linear": lambda: nn.Linear(64, 48),
         "convolution": lambda: nn.Conv2d(16, 24, 3, padding=1),
         "matmul": nn.Identity,
-    }[operator]().half()
+    }[operator]().to(dtype)
     shape = {"linear": (40, 64), "matmul": (3, 40, 64), "convolution": (2, 16, 12, 12)}[operator]
-    x = torch.randn(shape).half().requires_grad_()
+    x = torch.randn(shape).to(dtype).requires_grad_()
 
     def out_and_gradients(layer, x, dout=None):
         out = x @ x.detach().mT if operator == "matmul" else layer(x)
@@ -123,16 +125,16 @@ def test_fp16_products_in_fp32_equal_native_ones_operator_by_operator(operator):
         return out, *torch.autograd.grad(out, (x, *layer.parameters()), dout.to(out.dtype)), dout
 
     *native, dout = out_and_gradients(layer, x)
-    with FP16ProductsInFP32():
+    with ProductsInFP32(dtype):
         emulated = out_and_gradients(layer, x, dout)
     exact = out_and_gradients(copy.deepcopy(layer).double(), x.detach().double().requires_grad_(), dout)
     for theirs, ours, truth in zip(native, emulated, exact):
-        assert theirs.dtype == ours.dtype == torch.float16
-        assert (ours == truth.half()).double().mean() > 0.95
+        assert theirs.dtype == ours.dtype == dtype
+        assert (ours == truth.to(dtype)).double().mean() > 0.95
         # One unit in the last place of the largest terms that were added. Not more equality than that: on a CPU
         # without FP16 instructions, PyTorch's convolution adds in FP16.
         size = truth.abs().max()
-        assert (theirs.double() - ours.double()).abs().max() <= 2 * torch.finfo(torch.float16).eps * size
+        assert (theirs.double() - ours.double()).abs().max() <= 2 * torch.finfo(dtype).eps * size
         assert (ours.double() - truth).norm() <= 1.01 * (theirs.double() - truth).norm()
 
 
@@ -141,14 +143,18 @@ def test_fp16_products_in_fp32_equal_native_ones_operator_by_operator(operator):
     [
         ("fp16", "float16", torch.float32),
         ("fp16_emulated", "float16", torch.float32),
+        ("bf16", "bfloat16", torch.float32),
         ("bf16_true", "bfloat16", torch.bfloat16),
         ("fp64", "float64", torch.float64),
     ],
 )
-def test_precision_reaches_attention_and_weights(precision, attention, weights, tmp_path):
+def test_precision_reaches_attention_and_weights(precision, attention, weights, tmp_path, capsys):
     folder = train_here(tmp_path, "attn=flash", f"precision={precision}", "steps=2", "snapshots.every=2")
     manifest = json.loads((folder / "manifest.json").read_text())
     assert {row["dtype"] for row in manifest["operators"]} == {attention}
+    emulated = precision == "fp16_emulated" or (precision.startswith("bf16") and not bf16_products())
+    assert (manifest["products"] == "native") != emulated
+    assert ("rounded once" in capsys.readouterr().out) == emulated
     last = load_file(folder / "weights" / "step-000002.safetensors")
     assert {tensor.dtype for tensor in last.values()} == {weights}
     first = load_file(folder / "weights" / "step-000000.safetensors")

@@ -85,7 +85,12 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
         trainer.precision_plugin.convert_module(module).to(settings.device)
         with trainer.precision_plugin.forward_context():
             operators = record_operators(module)
-        folder.update(data_sha256=data.sha256(), unreadable_pictures=data.unreadable, operators=operators)
+        products = getattr(trainer.precision_plugin, "products", "native")
+        if products != "native":
+            print(f"{folder.name}: {products}", flush=True)
+        folder.update(
+            data_sha256=data.sha256(), unreadable_pictures=data.unreadable, operators=operators, products=products
+        )
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         if trainer.global_step < settings.steps:
             return stop.received, float("nan")

@@ -9,6 +9,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from fa_study.tile_products import bf16_products
 from train import Refusal
 
 NAMES = ("fp32", "bf16", "fp16", "fp16_emulated", "bf16_true", "fp64", "tf32")
@@ -51,38 +52,60 @@ class ScaledFP16(MixedPrecision):
         self.skipped = state_dict.get("skipped", 0)
 
 
-class FP16ProductsInFP32(TorchDispatchMode):
-    """Inside, matrix products and convolutions of FP16 tensors are FP32 ones of the same values, rounded to FP16 once.
+class ProductsInFP32(TorchDispatchMode):
+    """Inside, matrix products and convolutions of 16-bit tensors are FP32 ones of the same values, rounded once.
 
-    A CPU without FP16 arithmetic does about 1 GFLOP/s in native FP16 products and two hundred times that in FP32.
-    Products of two FP16 numbers are exact in FP32; what may differ from a native kernel is the order of an FP32 sum.
-    Everything else (softmax, norms, GELU, sums) is left to PyTorch, which computes it in FP32 and rounds, as on CUDA.
+    A CPU without instructions for the dtype does about 1 GFLOP/s in native products and fifty times that in FP32.
+    Products of two FP16 or BF16 numbers are exact in FP32; what may differ from a native kernel is the order of an FP32
+    sum. Everything else (softmax, norms, GELU, sums) is left to PyTorch, which computes it in FP32 and rounds, as on
+    CUDA; an attention kernel is one operator, whose products are its own.
     """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        if func not in PRODUCTS or all(x.dtype != torch.float16 for x in tensors):
+        if func not in PRODUCTS or all(x.dtype != self.dtype for x in tensors):
             return func(*args, **(kwargs or {}))
 
         def cast(value, source: torch.dtype, target: torch.dtype):
             return value.to(target) if isinstance(value, torch.Tensor) and value.dtype == source else value
 
-        wide = tree_map(lambda x: cast(x, torch.float16, torch.float32), (args, kwargs or {}))
+        wide = tree_map(lambda x: cast(x, self.dtype, torch.float32), (args, kwargs or {}))
         out = func(*wide[0], **wide[1])
-        return tree_map(lambda x: cast(x, torch.float32, torch.float16), out)
+        return tree_map(lambda x: cast(x, torch.float32, self.dtype), out)
 
 
-class EmulatedFP16(ScaledFP16):
-    """`ScaledFP16` with forward and backward inside `FP16ProductsInFP32`."""
+class _ProductsInFP32:
+    """Beside a precision plugin: forward and backward inside `ProductsInFP32` of `dtype`."""
+
+    dtype = torch.bfloat16
+    products = "FP32 products of the 16-bit values, rounded once"
 
     @contextlib.contextmanager
     def forward_context(self):
-        with super().forward_context(), FP16ProductsInFP32():
+        with super().forward_context(), ProductsInFP32(self.dtype):
             yield
 
     def backward(self, *args, **kwargs) -> None:
-        with FP16ProductsInFP32():
+        with ProductsInFP32(self.dtype):
             super().backward(*args, **kwargs)
+
+
+class EmulatedFP16(_ProductsInFP32, ScaledFP16):
+    """FP16 autocast whose products are computed in FP32."""
+
+    dtype = torch.float16
+
+
+class EmulatedBF16(_ProductsInFP32, MixedPrecision):
+    """BF16 autocast whose products are computed in FP32."""
+
+
+class EmulatedTrueBF16(_ProductsInFP32, HalfPrecision):
+    """BF16 weights whose products are computed in FP32."""
 
 
 def precision_plugin(name: str, device: str) -> Precision:
@@ -91,7 +114,8 @@ def precision_plugin(name: str, device: str) -> Precision:
     fp32, fp64: everything in that format. tf32: as fp32, with TF32 matrix products allowed (CUDA).
     bf16, fp16: autocast, with weights, gradients and optimiser in FP32; fp16 scales the loss. Lightning's own
     "16-mixed" would silently train in BF16 on a CPU, hence the explicit plugin.
-    fp16_emulated: as fp16, see `FP16ProductsInFP32`. bf16_true: weights and optimiser in BF16 too.
+    fp16_emulated: as fp16, see `ProductsInFP32`. bf16_true: weights and optimiser in BF16 too. Where PyTorch has no
+    BF16 products for the processor but a plain loop, both BF16 precisions take FP32 ones in the same way.
 
     Raises
     ------
@@ -103,10 +127,11 @@ def precision_plugin(name: str, device: str) -> Precision:
         return Precision()
     if name == "fp64":
         return DoublePrecision()
+    native = device != "cpu" or bf16_products()
     if name == "bf16":
-        return MixedPrecision("bf16-mixed", device)
+        return (MixedPrecision if native else EmulatedBF16)("bf16-mixed", device)
     if name == "bf16_true":
-        return HalfPrecision("bf16-true")
+        return (HalfPrecision if native else EmulatedTrueBF16)("bf16-true")
     if name == "fp16":
         return ScaledFP16(device)
     if name == "fp16_emulated":
