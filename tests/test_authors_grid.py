@@ -42,11 +42,16 @@ FAST = [
 ]
 
 
+def product(a, b):
+    """A 16-bit product, added up in FP32 and rounded once; PyTorch's own is 20 times slower without AVX-512."""
+    return (a.float() @ b.float()).to(a.dtype)
+
+
 def reference_16_bit(q, k, v, live, bias, softcap):
     """Attention in the dtype of its inputs, step by step."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    s = q @ (k * (1 / math.sqrt(q.shape[-1]))).mT
+    s = product(q, (k * (1 / math.sqrt(q.shape[-1]))).mT)
     if softcap is not None:
         s = torch.tanh(s / softcap) * softcap
     if bias is not None:
@@ -54,7 +59,7 @@ def reference_16_bit(q, k, v, live, bias, softcap):
     s = s.masked_fill(~live, -math.inf)
     empty = ~live.any(-1, keepdim=True)
     p = torch.softmax(s.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
-    return p @ v
+    return product(p, v)
 
 
 def position_bias(heads, L, S):

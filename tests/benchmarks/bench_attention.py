@@ -16,15 +16,24 @@ from fa_study.attention import baseline_attention, flash_attention
 from fa_study.reference import reference_attention
 from fa_study.rounding import RoundingPolicy
 
+# Linux hands the parent's peak down in ru_maxrss: a child's own is VmHWM.
 LONG = """
 import resource, torch
+from pathlib import Path
 from fa_study.attention import flash_attention
 from fa_study.rounding import RoundingPolicy
+
+def peak():
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(status.read_text().partition("VmHWM:")[2].split()[0])
+
 q, k, v = (torch.randn(1, 1, 32768, 64) for _ in range(3))
 flash_attention(q[:, :, :64], k[:, :, :64], v[:, :, :64], policy=RoundingPolicy.kernel("bf16"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 flash_attention(q, k, v, policy=RoundingPolicy.kernel("bf16"), tile=(64, 512))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+print((peak() - before) / 2**20)
 """
 
 
