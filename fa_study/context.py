@@ -120,7 +120,7 @@ def _sentence(at: pd.DataFrame, metric: str, title: str) -> str:
     return text + "."
 
 
-def context_chart(frame: pd.DataFrame) -> alt.HConcatChart:
+def context_chart(frame: pd.DataFrame) -> alt.VConcatChart:
     """Distances over the steps: A against B, the twins, low precision. Zeros have no place on a log axis."""
     register_theme()
     sentences = context_sentences(frame)
@@ -146,4 +146,4 @@ def context_chart(frame: pd.DataFrame) -> alt.HConcatChart:
                 tooltip=[*told, alt.Tooltip(f"{metric}:Q").format(".3e")],
             )
         )
-    return describe(alt.hconcat(*charts), " ".join(sentences))
+    return describe(alt.vconcat(*charts), " ".join(sentences))

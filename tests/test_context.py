@@ -77,7 +77,7 @@ def test_pair_within_its_twins_and_beyond(runs):
     expected = (2e-2 * torch.randn(50, 4, generator=torch.Generator().manual_seed(8))).abs().max().item()
     assert row.max_difference == pytest.approx(expected, rel=1e-4)
     chart = context_chart(beyond).to_dict()
-    assert len(chart["hconcat"]) == len(METRICS)
+    assert len(chart["vconcat"]) == len(METRICS)
 
 
 def test_commands(runs, tmp_path, capsys):
@@ -123,7 +123,7 @@ def test_no_step_in_the_words_where_there_is_none(files, tmp_path):
     chart = context_chart(frame).to_dict()
     words = [*context_sentences(frame), chart["usermeta"]["alt"]]
     assert len(words) == 3 and not any("step" in text for text in words)
-    for panel in chart["hconcat"]:
+    for panel in chart["vconcat"]:
         assert panel["encoding"]["x"]["axis"] is None
         assert [told["field"] for told in panel["encoding"]["tooltip"]][:2] == ["kind", "run"]
         assert len(panel["encoding"]["tooltip"]) == 3

@@ -20,7 +20,7 @@ _X = (
 )
 
 
-def growth_chart(report: ModelReport) -> alt.HConcatChart | None:
+def growth_chart(report: ModelReport) -> alt.VConcatChart | None:
     """Relative difference of B from A in every attention layer of the whole passes, and the twins'; None if none."""
     register_theme()
     rows = report.growth[report.growth.difference.gt(0) | report.growth.twins_high.gt(0)].copy()
@@ -42,7 +42,7 @@ def growth_chart(report: ModelReport) -> alt.HConcatChart | None:
         edge = alt.Chart(twins).mark_line(strokeDash=[4, 3]).encode(_X, alt.Y("twins_high:Q"), colour)
         panels.append((band + edge + line).properties(title=f"{direction} pass", width=280, height=220))
     text = " ".join(f.text + "." for f in report.findings if f.code.endswith("-growth"))
-    return describe(alt.hconcat(*panels), text)
+    return describe(alt.vconcat(*panels), text)
 
 
 def ratio_chart(report: ModelReport) -> alt.LayerChart | None:

@@ -63,7 +63,7 @@ def order_kept(noise: pd.DataFrame, training: pd.DataFrame) -> alt.LayerChart:
     """
     lines = positive(seed_bands(noise, "kept", ["n", "size"]))
     lines["values"] = lines["n"].map("noise, {:,} values".format)
-    x = alt.X("size:Q").scale(type="log").title("relative size of the difference").axis(format=".0e", tickCount=6)
+    x = alt.X("size:Q").scale(type="log").title("relative size of the difference").axis(format=".0e", tickCount=4)
     title = "W1 / mean |difference|"
     curves = band_lines(lines, x, title, colour=COLOURS["repeat"], series="values", legend="")
     points = training.rename(columns={"relative_l2": "size"})
@@ -86,7 +86,7 @@ def order_kept(noise: pd.DataFrame, training: pd.DataFrame) -> alt.LayerChart:
     )
     small = lines[lines["size"].between(0.9e-2, 1.1e-2)]
     return describe(
-        (curves + marks).resolve_scale(shape="independent").properties(width=420),
+        (curves + marks).resolve_scale(shape="independent").properties(width=300),
         f"{title} against the relative size of the difference. Noise of 1e-2: {summary(small, 'values', '.2f')}. "
         f"In training it falls from {points['kept'].max():.2f} to {points['kept'].min():.3f}.",
     )

@@ -98,20 +98,25 @@ def low_precision_ratio(frame: pd.DataFrame) -> alt.LayerChart:
     label = area.mark_text(align="right", x="width", dx=-4, color="#555555").encode(
         alt.Y("middle:Q"), alt.Text("what:N")
     )
-    pairs = sorted(set(data["pair"]))
-    colours = [COLOURS["low precision"], COLOURS["Flash"], COLOURS["data order"], COLOURS["initialisation"]]
+    pairs = data.drop_duplicates("pair").sort_values("pair")
+    names, shades = pairs["pair"].tolist(), {"BF16": COLOURS["low precision"], "FP16": "#7E3163"}
+    colours = [shades[low.split()[0]] for low in pairs["low"]]
+    dashes = [[1, 0] if precision == "bf16" else [6, 3] for precision in pairs["precision"]]
     base = (
         alt.Chart(data)
         .transform_filter("datum.metric == metric && datum.average == average")
         .encode(
             alt.X("step:Q").title("training step").axis(tickCount=6),
-            alt.Color("pair:N").scale(domain=pairs, range=colours[: len(pairs)]).title(None).legend(labelLimit=320),
+            alt.Color("pair:N")
+            .scale(domain=names, range=colours)
+            .title(None)
+            .legend(labelLimit=320, symbolType="stroke", symbolStrokeWidth=2),
         )
     )
     band = base.mark_area(opacity=1, fillOpacity=0.2).encode(alt.Y("low_end:Q"), alt.Y2("high_end:Q"))
     line = base.mark_line(point=True).encode(
         alt.Y("centre:Q"),
-        alt.StrokeDash("pair:N").legend(None),
+        alt.StrokeDash("pair:N").scale(domain=names, range=dashes).title(None),
         tooltip=[
             *(alt.Tooltip(f"{name}:N") for name in ("pair", "step", "seeds")),
             *(alt.Tooltip(f"{name}:Q").format(".3g") for name in numbers),
