@@ -20,7 +20,7 @@ from fa_study.audit.subject import Subject
 from fa_study.kernel_table import COLUMNS, measure_kernel, measure_kernels
 from fa_study.kernels import KERNELS, WITH_LSE, available_kernels, kernel, run_kernel
 from fa_study.tables import read_table
-from fa_study.verdicts.kernels import kernels_verdict
+from fa_study.verdicts.kernels import kernels_verdict, other_processor, other_processor_verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE = Case("bf16", L=64, S=96, B=2, H=4, Hkv=2)
@@ -214,6 +214,16 @@ def test_stored_table_supports_the_page():
     half = table[table.runs & (table.kernel == "torch-flash-cpu") & table.dtype.isin(["bf16", "fp16"])]
     assert (half.r2 > 0.99).all() and (half.gradient_r2 > 0.99).all()
     assert "the emulation predicts the output of" in kernels_verdict(table)
+
+
+def test_policies_hold_on_another_processor_too():
+    both = other_processor(read_table("kernels.csv"), read_table("kernels_avx2.csv"))
+    assert {"torch-flash-cpu", "torch-math-cpu", "torch-math-reduced-cpu"} <= set(both.kernel)
+    assert (both.shared != "").all() and both.other_bits.any()
+    text = f"named for {len(both)} of {len(both)} pairs again"
+    assert text in other_processor_verdict(both, "this", "another")
+    both.loc[0, "shared"] = ""
+    assert text not in other_processor_verdict(both, "this", "another")
 
 
 def test_command_writes_the_table_with_its_origin(tmp_path, capsys):

@@ -24,6 +24,32 @@ def kernels_verdict(table: pd.DataFrame) -> str:
     return text + f"Beyond the FlashAttention authors' rule: {names}."
 
 
+def other_processor(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """The 16-bit pairs of two machines' tables, side by side.
+
+    Returns
+    -------
+    DataFrame : kernel, dtype, r2 and equal of both (`_other` for the second), policies that both name, and other_bits:
+        whether the error differs, and with it some output.
+    """
+    half = [t[t["runs"].astype(bool) & t["dtype"].isin(["bf16", "fp16"])] for t in (table, other)]
+    both = half[0].merge(half[1], on=["kernel", "dtype"], suffixes=("", "_other"))
+    names = [[set(text.split("; ")) for text in both[column]] for column in ("policies", "policies_other")]
+    both["shared"] = ["" if "none fits" in a | b else "; ".join(sorted(a & b)) for a, b in zip(*names)]
+    both["other_bits"] = both["rms_error"] != both["rms_error_other"]
+    return both[["kernel", "dtype", "r2", "r2_other", "equal", "equal_other", "shared", "other_bits"]]
+
+
+def other_processor_verdict(both: pd.DataFrame, here: str, there: str) -> str:
+    """Does what was found on one machine hold on another?"""
+    alike = both["shared"] != ""
+    return (
+        f"The other tables of this page are of {here}. On {there}, a policy that predicts the kernel here is named for "
+        f"{alike.sum()} of {len(both)} pairs again, with an R² of {both['r2_other'].min():.3f} or more, although at "
+        f"least {both['other_bits'].sum()} of the pairs have other outputs there, as their error tells."
+    )
+
+
 def empty_rows(table: pd.DataFrame) -> str:
     """What each kernel returns as the log-sum-exp of a row without a key."""
     lse = table[table["empty_row_lse"].notna()].drop_duplicates(["kernel", "empty_row_lse"])
