@@ -21,7 +21,7 @@ def kernel_ratios(table: pd.DataFrame) -> alt.LayerChart:
     measured["row"] = measured["kernel"] + ", " + measured["dtype"].str.upper()
     rows = measured.melt(["row"], list(_SIDES), "side", "value").dropna(subset=["value"])
     rows["side"] = rows["side"].map(_SIDES)
-    colours = alt.Scale(domain=list(_SIDES.values()), range=[COLOURS["Flash"], COLOURS["Baseline"]])
+    colours = alt.Scale(domain=list(_SIDES.values()), range=[COLOURS["golden"], COLOURS["repeat"]])
     points = (
         alt.Chart(rows)
         .mark_point(size=60, filled=True)
