@@ -21,11 +21,11 @@ def systematic(effects: pd.DataFrame, *, level: float = 0.01) -> alt.FacetChart:
         found=(effects["p"] < level).map({True: marks[0], False: marks[1]}),
     )
     precisions = sorted(set(data["precision"]))
-    colours = alt.Scale(domain=precisions, range=[COLOURS["Flash"], COLOURS["low precision"]][: len(precisions)])
     base = alt.Chart(data).encode(
         alt.X("step:Q").title("training step").axis(tickCount=6),
         alt.Y("share:Q").title("systematic share").axis(format="%", tickCount=5),
-        alt.Color("precision:N").scale(colours).title(None),
+        color=alt.value(COLOURS["Flash"]),
+        detail="precision:N",
     )
     line = base.mark_line().encode(alt.StrokeDash("precision:N").scale(domain=precisions).title(None))
     points = base.mark_point(filled=True).encode(
