@@ -66,6 +66,9 @@ def test_an_unknown_choice_lists_the_choices_also_within_a_sweep():
         (["attn=flash", "attn.backend=math"], "attn.backend is an option of attn=sdpa, not of attn=flash"),
         (["-m", "attn=tiled,flash", "attn.format=bf16"], "not of attn=flash"),
         (["data.path=x"], "data.path is an option of data=folder, not of data=emoji"),
+        (["hydra=3"], "hydra=3 is not allowed, as hydra has options of its own; they are hydra.run"),
+        (["hydra.run=x"], r"hydra\.run has options of its own; they are hydra\.run\.dir"),
+        (["hydra.launcher._target_=os.system"], "not allowed; choose with hydra/launcher=name"),
     ],
 )
 def test_words_that_hydra_would_answer_at_length_are_refused_in_a_sentence(words, message):

@@ -73,6 +73,14 @@ def test_bad_words_are_refused_in_a_sentence(word, message, no_study, capsys):
     assert not no_study
 
 
+@pytest.mark.parametrize("word", ["steps=-5", "steps=abc", "optimizer.lr=-1"])
+def test_a_bad_value_is_refused_once_before_the_first_run(word, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "train_all", lambda *_: pytest.fail("a run was started"))
+    assert study.main(["sweeps=paper,twins", f"runs_dir={tmp_path}", word]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {word} is not allowed") and error.count("\n") == 1
+
+
 @pytest.mark.parametrize(("text", "value"), [("True", True), ("true", True), ("false", False), ("False", False)])
 def test_words_are_read_as_what_they_mean(text, value, no_study):
     assert study.main([f"drop_weights={text}", "seeds=2,0", "steps=5", "sweeps=paper,dose"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -25,7 +26,7 @@ def check_overrides(arguments: Sequence[str], single: str = "for a sweep over th
     """Raise Refusal for a word that is no option=value, an option or a choice that does not exist, or several values.
 
     `single` is what to do about several values where the arguments ask for no sweep. Hydra's own flags are left to it,
-    and so are its options, hydra.launcher.n_jobs for one.
+    and so are the values of its options, hydra.launcher.n_jobs for one.
     """
     sweep = any(argument in SWEEP_FLAGS for argument in arguments)
     before = ["-m", *arguments]
@@ -48,7 +49,9 @@ def check_overrides(arguments: Sequence[str], single: str = "for a sweep over th
             for choice in chosen[key]:
                 if choice not in choices_of(key):
                     raise Refusal(f"{key}={choice} is unknown; use {listed(choices_of(key))}")
-        elif not key.lstrip("+~").startswith("hydra"):
+        elif key.lstrip("+~").split(".")[0] == "hydra":
+            _check_hydra(word, key.lstrip("+~"))
+        elif not key.startswith("hydra/"):
             options.append(key)
     for key in options:
         _check_option(key, chosen)
@@ -68,6 +71,27 @@ def _parse(word: str) -> Override:
     except HydraException:
         quoted = f"""write it in quotes inside quotes: "{key}='...'\""""
         raise Refusal(f"{word} cannot be read; if its value has special characters, {quoted}") from None
+
+
+def _check_hydra(word: str, key: str) -> None:
+    """Raise Refusal for a part of Hydra's settings that has parts of its own: most of them would end in a traceback."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        part = OmegaConf.to_container(compose("config", return_hydra_config=True))
+    for name in key.split("."):
+        part = part.get(name) if isinstance(part, dict) else None
+    if isinstance(part, dict):
+        inner = ", ".join(f"{key}.{name}" for name in part if name != "_target_") or "none"
+        raise Refusal(f"{word} is not allowed, as {key} has options of its own; they are {inner}")
+    if key.endswith("._target_"):
+        raise Refusal(f"{word} is not allowed; choose with {key.removesuffix('._target_').replace('.', '/')}=name")
+
+
+def one_line(error: Exception) -> str:
+    """An error's first sentence; Hydra's go on with what else could be tried, and keep the reason apart."""
+    text = str(error).split("\n\n")[0]
+    if text.startswith("Error merging override") and error.__cause__ is not None:
+        text += f": {str(error.__cause__).splitlines()[0]}"
+    return " ".join(text.split())
 
 
 def _check_option(key: str, chosen: dict[str, list[str]]) -> None:

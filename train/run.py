@@ -35,7 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from train import Refusal
 from train.arms import check_arm
-from train.command_line import check_overrides
+from train.command_line import check_overrides, one_line
 from train.folder import open_run, skip_finished
 from train.settings import check_settings, run_name
 from train.sweeps import keep_failure
@@ -77,11 +77,6 @@ def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
     samples = shown / "samples.png" if settings.sampling.count else "none (sampling.count=0)"
     print(f"folder:  {shown}\nloss:    {loss:.4f}\nsamples: {samples}", flush=True)
     return 0
-
-
-def one_line(error: Exception) -> str:
-    """An error's first sentence; Hydra's go on with what else could be tried."""
-    return " ".join(str(error).split("\n\n")[0].split())
 
 
 @hydra.main(config_path="../conf", config_name="config", version_base="1.3")

@@ -26,12 +26,14 @@ if Path(sys.path[0]) == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from train import Refusal
-from train.command_line import check_overrides
+from train.command_line import check_overrides, one_line
 from train.folder import read_manifest
-from train.settings import CONF, choices_of, run_name
+from train.settings import CONF, check_settings, choices_of, run_name
 from train.system import PROJECT
 
 OWN = {
@@ -115,7 +117,13 @@ def train_all(run: dict[str, str], common: list[str]) -> bool:
 
 
 def plan(own: dict, common: list[str]) -> str:
-    """What there is to do, in a sentence, at the pace of the machine that the stored tables come from."""
+    """What there is to do, in a sentence, at the pace of the machine that the stored tables come from.
+
+    Raises
+    ------
+    Refusal
+        If a run's settings make no sense: all of them are looked at before the first one starts.
+    """
     from fa_study.experiments.pace import seconds_per_step
     from fa_study.experiments.runs import arm
     from fa_study.tables import read_table
@@ -125,6 +133,7 @@ def plan(own: dict, common: list[str]) -> str:
     for seed, sweep in itertools.product(own["seeds"], own["sweeps"]):
         for run in itertools.chain.from_iterable(expand(product) for product in products(sweep, seed)):
             settings = settings_of(run, common)
+            check_settings(settings)
             if (read_manifest(PROJECT / own["runs_dir"] / run_name(settings)) or {}).get("state") == "finished":
                 finished += 1
                 continue
@@ -194,11 +203,10 @@ def main(words: list[str]) -> int:
         return 0
     try:
         own, common = read_words(words)
-    except Refusal as refusal:
-        print(f"error: {refusal}", file=sys.stderr)
-        return 2
-    try:
         failures = study(own, common)
+    except (Refusal, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", flush=True)
         return 130
@@ -208,5 +216,6 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # a script's background process ignores Ctrl-C if nothing is said
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))
