@@ -21,6 +21,7 @@ from fa_study.verdicts import (
     initialisation_verdict,
     low_precision_verdict,
     systematic_verdict,
+    uniform_in_training,
 )
 from fa_study.verdicts.answer import short_answer
 
@@ -172,6 +173,17 @@ def test_low_precision_verdict():
     same = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 1, 2, 3])
     assert low_precision_verdict(same).holds == "does not hold"
     assert "1 at step 100, 1.00 (1.00 to 1.00, 2 seeds) at step 300" in low_precision_verdict(same).text
+
+
+def test_uniform_bf16_in_training_stands_beside_the_twins_of_its_seed():
+    table = table_of(tiled_against_Baseline=[0, 0.2, 0.3], ulp_twin=[0, 0.1, 0.2, 0.4]).assign(precision="bf16")
+    table.loc[table["kind"] == "tiled against Baseline", "variant"] = "uniform bf16"
+    farther = table[table["kind"] == "ulp twin"].assign(relative_l2=lambda twins: 2 * twins["relative_l2"])
+    assert "seed 1 are 30.0% from Baseline's at step 200, within the 20.0% to 40.0% of" in uniform_in_training(
+        pd.concat([table, farther])
+    )
+    assert "beside the 20.0% to 20.0% of its ulp twins (number of twins: 1)" in uniform_in_training(table)
+    assert uniform_in_training(table[table["kind"] == "ulp twin"]) == ""
 
 
 def test_short_answer():

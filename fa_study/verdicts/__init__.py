@@ -22,6 +22,7 @@ from fa_study.verdicts.weights import (
     initialisation_verdict,
     low_precision_verdict,
     systematic_verdict,
+    uniform_in_training,
 )
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "swap_verdict",
     "systematic_verdict",
     "ten_times_verdict",
+    "uniform_in_training",
 ]
