@@ -133,10 +133,14 @@ def read_table(name: str, folder: Path = DATA) -> pd.DataFrame:
 
 
 def source_line(name: str, folder: Path = DATA) -> str:
-    """One line of Markdown that says where a table comes from, for the foot of a figure."""
+    """One line of Markdown that says where a table comes from, for the foot of a figure.
+
+    What counts for a table of training runs are the machines that trained.
+    """
     entry = read_manifest(folder)[name]
+    machines = " and ".join(entry.get("run_devices", [entry["machine"]]))
     return (
-        f"Table `{name}`: `{entry['command']}`, commit {entry['commit']}, {entry['machine']}, "
+        f"Table `{name}`: `{entry['command']}`, commit {entry['commit']}, {machines}, "
         f"{entry['threads']} thread{'s' if entry['threads'] != 1 else ''}, torch {entry['torch']}, {entry['date']}."
     )
 

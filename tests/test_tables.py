@@ -22,6 +22,8 @@ def test_a_table_comes_back_to_the_bit(frame, name, tmp_path):
     assert entry["command"] == "make tables" and entry["seeds"] == [1, 2] and entry["rows"] == 2
     assert {"sha256", "commit", "machine", "threads", "date", "torch"} <= set(entry)
     assert "make tables" in tables.source_line(name, tmp_path)
+    tables.write_table(frame, name, command="make study", folder=tmp_path, run_devices=["a CPU", "another"])
+    assert "a CPU and another, " in tables.source_line(name, tmp_path)
 
 
 def test_a_changed_table_is_refused_by_name(frame, tmp_path):
