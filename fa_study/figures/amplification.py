@@ -79,9 +79,9 @@ def forks(curves: pd.DataFrame, space: str) -> alt.FacetChart:
             alt.Shape("parted:O", sort=order).title("nudged at").legend(columns=4, symbolFillColor=KIND_COLOURS[TWIN]),
             tooltip=["parted:N", "step:Q", alt.Tooltip("distance:Q").format(".2e")],
         )
-        .properties(width=260)
+        .properties(width=260, height=180)
     )
     soon = data[data["since"] == 100]
     words = "; ".join(f"{row.precision}, {row.parted}: {row.distance:.2g}" for row in soon.itertuples())
     text = f"Distance of nudged twins. 100 steps after the nudge, {words}."
-    return describe(line.facet(alt.Column("precision:N").title(None)), text)
+    return describe(line.facet(alt.Facet("precision:N").title(None), columns=1), text)
