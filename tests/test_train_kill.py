@@ -34,7 +34,7 @@ def test_killed_while_writing_snapshot_checkpoint_and_samples(flash_run, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp16_emulated"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp16_emulated"])
 def test_killed_twenty_times_at_random_moments(precision, tmp_path):
     like = ("attn=flash", f"precision={precision}", "steps=60", "snapshots.every=5", "probe.deviation_every=7")
     folder = killed(tmp_path / "killed", "random", 1, *like)

@@ -68,6 +68,7 @@ def test_an_unknown_choice_lists_the_choices_also_within_a_sweep():
         (["data.path=x"], "data.path is an option of data=folder, not of data=emoji"),
         (["hydra=3"], "hydra=3 is not allowed, as hydra has options of its own; they are hydra.run"),
         (["hydra.run=x"], r"hydra\.run has options of its own; they are hydra\.run\.dir"),
+        (["hydra.callbacks.failures=3"], r"not allowed; leave hydra\.callbacks\.failures as it is"),
         (["hydra.launcher._target_=os.system"], "not allowed; choose with hydra/launcher=name"),
     ],
 )

@@ -80,8 +80,9 @@ def _check_hydra(word: str, key: str) -> None:
     for name in key.split("."):
         part = part.get(name) if isinstance(part, dict) else None
     if isinstance(part, dict):
-        inner = ", ".join(f"{key}.{name}" for name in part if name != "_target_") or "none"
-        raise Refusal(f"{word} is not allowed, as {key} has options of its own; they are {inner}")
+        inner = ", ".join(f"{key}.{name}" for name in part if name != "_target_")
+        why = f", as {key} has options of its own; they are {inner}" if inner else f"; leave {key} as it is"
+        raise Refusal(f"{word} is not allowed{why}")
     if key.endswith("._target_"):
         raise Refusal(f"{word} is not allowed; choose with {key.removesuffix('._target_').replace('.', '/')}=name")
 
