@@ -11,6 +11,7 @@ from PIL import Image
 from fa_study import figures
 from fa_study.experiments import matter
 from fa_study.experiments.matter import barriers, last_losses, lines, loss_ratios, reduce_matter, sample_strips
+from fa_study.experiments.runs import PLAIN
 from fa_study.tables import read_manifest, read_table
 from fa_study.verdicts import matter_verdict
 
@@ -21,13 +22,13 @@ def loss_table(flash=1.0, seeds=3):
     """Baseline ends at 0.2 * 1.1^seed in both precisions, Flash at `flash` times that, twins near it."""
     rows = []
 
-    def add(arm, precision, seed, end, *, twin=0, name="", **changed):
+    def add(arm, precision, seed, end, *, twin=0, name="", last=1000, **changed):
         run = f"{arm}-{precision}-s{seed}-twin{twin}{name}"
-        about = {"run": run, "arm": arm, "precision": precision, "seed": seed, "data_seed": 0, "twin": twin}
-        for step in range(0, 1050, 50):
+        about = {"run": run, "arm": arm, "precision": precision, "seed": seed, **PLAIN, "twin": twin, "twin_step": 0}
+        for step in range(0, last + 50, 50):
             loss = 5.0 if step < 800 else end * (1.5 if step % 100 else 2 / 3 * 1.0)
-            rows.append(about | {"twin_step": 0, "step": step, "held_out_loss": loss} | changed)
-        rows.append(about | {"twin_step": 0, "step": 10, "held_out_loss": float("nan")} | changed)
+            rows.append(about | {"step": step, "held_out_loss": loss} | changed)
+        rows.append(about | {"step": 10, "held_out_loss": float("nan")} | changed)
 
     for seed in range(seeds):
         end, off = 0.2 * 1.1**seed, 1 + 0.001 * (seed - 1)
@@ -37,7 +38,9 @@ def loss_table(flash=1.0, seeds=3):
             add("baseline", precision, seed, end * off, twin=1)
             add("baseline", precision, seed, 99.0, twin=1, name="-twin_step100", twin_step=100)
             add("baseline", precision, seed, 99.0, name="-data_seed1", data_seed=1)
-        add("baseline", "bf16", seed, 99.0, name="-threads2")
+        for control in ("threads", "repeat", "batch_split"):
+            add("baseline", "bf16", seed, 99.0, name=f"-{control}2", **{control: 2})
+        add("baseline", "bf16", seed, 99.0, name="-steps400", last=400)
         add("baseline", "fp16_emulated", seed, end * 1.2 * off)
     return pd.DataFrame(rows)
 

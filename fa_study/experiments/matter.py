@@ -20,7 +20,7 @@ from fa_study.experiments.amplification import FLASH, TWIN
 from fa_study.experiments.intervals import detectable_ratio, log_ratio_interval
 from fa_study.experiments.predictions import run_columns
 from fa_study.experiments.reduce_runs import compact, merged, origins
-from fa_study.experiments.runs import Pair, runs_in
+from fa_study.experiments.runs import PLAIN, Pair, plain, runs_in
 from fa_study.experiments.weights import pair_table
 from fa_study.tables import DATA, read_manifest, read_table, write_table
 
@@ -43,13 +43,15 @@ def last_losses(losses: pd.DataFrame, last: int = LAST, average: str = "mean") -
 
     Returns
     -------
-    Series : by (arm, precision, seed, twin). Runs with another data order, later forks and controls are left out; a
-        control is known by its name, which is longer than that of the run it differs from.
+    Series : by (arm, precision, seed, twin). Later forks and other controls are left out, and of runs that differ in
+        their number of steps alone all but the longest.
     """
     keys = ["arm", "precision", "seed", "twin"]
-    rows = losses[(losses["data_seed"] == 0) & (losses["twin_step"] == 0) & losses["held_out_loss"].notna()]
-    length = rows["run"].astype(str).str.len()
-    rows = rows[length == length.groupby([rows[key] for key in keys]).transform("min")]
+    wanted = PLAIN | {"twin_step": 0}
+    wanted.pop("twin")
+    rows = losses[losses["held_out_loss"].notna() & (losses[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+    end = rows.groupby("run", observed=True)["step"].transform("max")
+    rows = rows[end == end.groupby([rows[key] for key in keys]).transform("max")]
     final = rows.sort_values("step").groupby([*keys, "run"]).tail(last)
     return final.astype({"arm": str, "precision": str}).groupby(keys)["held_out_loss"].agg(average)
 
@@ -138,9 +140,7 @@ def sample_strips(folder: Path) -> pd.DataFrame:
     for run, settings in runs_in(folder).items():
         about = run_columns(run, settings)
         wanted = (about["arm"], about["twin"]) in {side for pair in _PAIRS.values() for side in pair}
-        plain = not any(settings[name] for name in ("data_seed", "twin_step", "repeat"))
-        plain &= settings["threads"] == settings["batch_split"] == 1
-        if wanted and plain and about["seed"] in SAMPLED_SEEDS and (run / "samples.png").exists():
+        if wanted and plain(settings | {"twin": 0}) and not about["twin_step"] and about["seed"] in SAMPLED_SEEDS and (run / "samples.png").exists():
             small = io.BytesIO()
             with Image.open(run / "samples.png") as picture:  # each pixel is drawn as 2 x 2
                 picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.NEAREST).save(

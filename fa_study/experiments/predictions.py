@@ -13,8 +13,10 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file
 
-from fa_study.experiments.runs import TRAVELLED, Pair, arm, runs_in
+from fa_study.experiments.runs import CONTROLS, TRAVELLED, Pair, arm, runs_in
 from fa_study.experiments.weights import pair_table
+
+RUN_COLUMNS = ("run", "arm", "precision", *CONTROLS, "twin_step")
 
 
 def prediction(run: Path, step: int) -> torch.Tensor | None:
@@ -49,14 +51,9 @@ def _pair_predictions(pair: Pair) -> pd.DataFrame | None:
 
 
 def run_columns(run: Path, settings: dict) -> dict[str, object]:
-    """What names a single run in a table."""
-    names = ("seed", "data_seed", "twin", "twin_step")
-    return {
-        "run": run.name,
-        "arm": arm(settings),
-        "precision": settings["precision.name"],
-        **{name: settings[name] for name in names},
-    }
+    """What names a single run in a table: `RUN_COLUMNS`."""
+    own = (run.name, arm(settings), settings["precision.name"])
+    return dict(zip(RUN_COLUMNS, (*own, *(settings[name] for name in RUN_COLUMNS[len(own) :]))))
 
 
 def loss_curves(folder: Path) -> pd.DataFrame:
@@ -96,6 +93,5 @@ def _named(frames: list[pd.DataFrame]) -> pd.DataFrame:
     """The frames one below the other, with the columns that name a run in front."""
     if not frames:
         return pd.DataFrame()
-    front = ["run", "arm", "precision", "seed", "data_seed", "twin", "twin_step"]
     whole = pd.concat(frames, ignore_index=True)
-    return whole[[*front, *(column for column in whole if column not in front)]]
+    return whole[[*RUN_COLUMNS, *(column for column in whole if column not in RUN_COLUMNS)]]

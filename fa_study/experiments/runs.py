@@ -45,6 +45,8 @@ CONTROLS = {
     "threads": "other thread count",
     "batch_split": "batch in parts",
 }
+# What these settings are in a run without any control, whose seed is free.
+PLAIN = {name: SETTINGS[name] for name in CONTROLS if name != "seed"}
 TRAVELLED = "its own start"
 
 
@@ -95,7 +97,7 @@ def runs_in(folder: Path) -> dict[Path, dict]:
 
 def plain(settings: dict) -> bool:
     """True for a run without any control; its seed is free."""
-    return all(settings[name] == SETTINGS[name] for name in CONTROLS if name != "seed")
+    return all(settings[name] == value for name, value in PLAIN.items())
 
 
 def pairs_in(folder: Path) -> Iterator[Pair]:
