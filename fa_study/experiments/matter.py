@@ -140,7 +140,8 @@ def sample_strips(folder: Path) -> pd.DataFrame:
     for run, settings in runs_in(folder).items():
         about = run_columns(run, settings)
         wanted = (about["arm"], about["twin"]) in {side for pair in _PAIRS.values() for side in pair}
-        if wanted and plain(settings | {"twin": 0}) and not about["twin_step"] and about["seed"] in SAMPLED_SEEDS and (run / "samples.png").exists():
+        wanted &= plain(settings | {"twin": 0}) and not about["twin_step"] and about["seed"] in SAMPLED_SEEDS
+        if wanted and (run / "samples.png").exists():
             small = io.BytesIO()
             with Image.open(run / "samples.png") as picture:  # each pixel is drawn as 2 x 2
                 picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.NEAREST).save(
