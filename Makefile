@@ -9,7 +9,8 @@ COMMON := model.size=tiny batch_size=4 snapshots.every=50 probe.deviation_every=
 ifdef SMALL
 STUDY := seeds=0,1 sweeps=paper,twins steps=300 runs_dir=runs/small $(COMMON)
 else
-STUDY := seeds=0,1,2,3,4,5,6,7 steps=1000 runs_dir=runs/study tables=notebooks/data $(COMMON)
+LONG := steps=1000 runs_dir=runs/study tables=notebooks/data $(COMMON)
+STUDY := seeds=0,1,2,3,4,5,6,7 $(LONG)
 endif
 
 .PHONY: help venv test test-slow test-book book pdf demo tables study kernels bench picture lint clean
@@ -68,6 +69,9 @@ tables: $(STAMP)
 
 study: $(STAMP)
 	$(ONE_THREAD) $(BIN)/python train/study.py $(STUDY)
+ifndef SMALL
+	$(ONE_THREAD) $(BIN)/python train/study.py seeds=8,9,10,11,12,13,14,15 sweeps=fresh $(LONG)
+endif
 
 # Kernels of other machines run here by interpreters, in an environment of its own that sees the packages of .venv.
 kernels: .venv-kernels/installed

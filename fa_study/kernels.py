@@ -49,8 +49,13 @@ class Kernel:
         """Why it cannot be called here; "" if it can, as far as can be seen without calling it."""
         if self.device == "cuda" and not torch.cuda.is_available():
             return "needs a CUDA device, and there is none"
-        if not _is_installed(self.module):
+        if self.device == "cuda" and os.environ.get("TRITON_INTERPRET") == "1":
+            return "TRITON_INTERPRET=1 is set, for kernels of the CPU: unset it to measure the GPU's"
+        if not installed_version(self):
             return f"the package {self.package} is not installed" + self._hint()
+        # flash-attn also brings an old copy of the module of flash-attn-4, hence the package is asked for first.
+        if not _is_installed(self.module):
+            return f"the package {self.package} is installed without its module {self.module}" + self._hint()
         if self.name == "flash-attn-triton" and kernels_extra.missing_switches():
             return kernels_extra.missing_switches()
         if self.slow == "compiled" and self.device == "cpu" and not _compiler():
@@ -58,7 +63,7 @@ class Kernel:
         return ""
 
     def _hint(self) -> str:
-        return "; `make kernels` installs it" if self.device == "cpu" else ""
+        return "; `make kernels` installs it" if self.device == "cpu" else "; requirements-gpu.txt says how"
 
 
 def _is_installed(module: str) -> bool:
@@ -100,7 +105,7 @@ KERNELS = {
         Kernel("flex-compiled-cuda", "torch", "cuda", kernels_torch.flex_compiled, WIDE[:3], slow="compiled"),
         Kernel("flash-attn-2", "flash-attn", "cuda", kernels_cuda.flash_attn_2, HALF, "flash_attn_2_cuda"),
         Kernel("flash-attn-3", "flash-attn-3", "cuda", kernels_cuda.flash_attn_3, HALF, "flash_attn_interface"),
-        Kernel("flash-attn-4", "flash-attn-4", "cuda", kernels_cuda.flash_attn_4, HALF, "flash_attn.cute"),
+        Kernel("flash-attn-4", "flash-attn-4", "cuda", kernels_cuda.flash_attn_4, HALF, "flash_attn.cute", "compiled"),
         Kernel("xformers", "xformers", "cuda", kernels_cuda.xformers, WIDE[:3], "xformers"),
     )
 }

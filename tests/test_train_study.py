@@ -29,7 +29,7 @@ def test_expand_is_a_product_without_hydras_own_options():
 
 def test_unknown_sweep_is_refused_with_the_list(capsys):
     assert study.main(["sweeps=papers"]) == 2
-    assert "use controls, dose, forks, fp16, paper, systematic, tiled, twins" in capsys.readouterr().err
+    assert "use controls, dose, forks, fp16, fresh, paper, systematic, tiled, twins" in capsys.readouterr().err
     with pytest.raises(Refusal):
         study.products("papers", 0)
 
