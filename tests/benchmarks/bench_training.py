@@ -11,6 +11,7 @@ Every timing of a process is of its own process, since what is freed and kept by
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from statistics import median
 from harness import show
 
 STEPS = 30  # every tenth is a logged one, as in a long run
+KERNELS = re.compile(r"aten::(_scaled_dot_product_flash_attention|(add|b)?mm$|baddbmm|gelu|native_layer_norm)")
 SETTINGS = ("attn=flash", "precision=fp32", "model.size=tiny", "logger.mode=disabled", "device=cpu")
 
 
@@ -77,6 +79,19 @@ def snapshot_cost(settings) -> tuple[float, float]:
     return often - seldom, seldom
 
 
+def kernel_time(settings, steps: int) -> tuple[float, float]:
+    """(seconds per step inside attention, products, GELU and norms; seconds per step in all), by PyTorch's profiler.
+
+    These kernels are called with the same tensors in any style, and what is left is all that a loop could save.
+    """
+    from torch.profiler import profile
+
+    with profile() as profiled:
+        plain_loop(settings, steps)
+    spent = {event.key: event.self_cpu_time_total / 1e6 / (steps + 2) for event in profiled.key_averages()}
+    return sum(time for name, time in spent.items() if KERNELS.match(name)), sum(spent.values())
+
+
 def in_process(way: str, threads: int = 1) -> subprocess.Popen:
     command = [sys.executable, __file__, way, str(threads)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -97,16 +112,19 @@ def measure(rounds: int = 3) -> list[dict]:
     """The rows of all four comparisons, each process started `rounds` times, in turn."""
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for way in ("run", "plain", "diffusers"):
+        for way in ("run", "plain", "plain, default allocator", "diffusers"):
             times.setdefault(way, []).extend(answer(in_process(way)))
         side_by_side = [in_process("run"), in_process("run")]
         times.setdefault("two jobs", []).append(sum(answer(process)[0] for process in side_by_side) / 4)
         times.setdefault("two threads", []).extend(answer(in_process("run", threads=2)))
     snapshot, step = answer(in_process("snapshot"))
+    kernels, whole = answer(in_process("kernels"))
     return [
         row("Lightning and callbacks / plain loop", times["run"], times["plain"], "at most 1.10"),
         row("steps with a snapshot per 100 / without", [100 * step + snapshot], [100 * step], "at most 1.02"),
         row("step / diffusers' style, default allocator", times["run"], times["diffusers"], "at most 0.91"),
+        row("freed memory kept / handed back, plain loop", times["plain"], times["plain, default allocator"], "none"),
+        row("attention, products, GELU and norms of a step / the step", [kernels], [whole], "none"),
         row("two jobs, a thread each / one with two", times["two jobs"], times["two threads"], "at most 0.77"),
     ]
 
@@ -116,14 +134,16 @@ def one_way(way: str, threads: int) -> list[float]:
     from train.system import set_up_torch
 
     settings = compose_settings(f"steps={STEPS}", f"snapshots.every={STEPS}", "sampling.count=0", f"threads={threads}")
-    if way == "diffusers":
+    if way in ("diffusers", "plain, default allocator"):
         import torch
 
         torch.set_num_threads(threads)
-        return [plain_loop(settings, STEPS, diffusers_style=True)]
+        return [plain_loop(settings, STEPS, diffusers_style=way == "diffusers")]
     set_up_torch(threads)
     if way == "plain":
         return [plain_loop(settings, STEPS)]
+    if way == "kernels":
+        return list(kernel_time(settings, STEPS))
     return list(snapshot_cost(settings)) if way == "snapshot" else [whole_run(settings)]
 
 
