@@ -2,13 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tiny_runs import compose_settings, train_here
 
 from train import Refusal
-from train.picture_folder import load_folder, read_metadata
+from train.picture_folder import load_folder, read_metadata, square
 from train.settings import check_settings
 
 COLOURS = ("red", "green", "blue", "black", "white")
@@ -25,11 +26,6 @@ def pictures(tmp_path):
         lines.append(json.dumps({"file_name": f"{colour}.png", "text": f"all {colour}"}))
     (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("FA_STUDY_CACHE", str(tmp_path / "cache"))
 
 
 def test_pictures_keep_their_captions_and_one_is_held_out(pictures):
@@ -64,6 +60,8 @@ def test_only_unreadable_pictures_are_refused(pictures):
         ('{"file_name": "red.png"}', 'line 6 needs the texts "file_name" and "text"'),
         ('["red.png", "red"]', 'line 6 needs the texts "file_name" and "text"'),
         ('{"file_name": "pink.png", "text": "pink"}', "line 6 names pink.png, which is not there"),
+        ('{"file_name": "red.png", "text": "\\ud83d"}', "line 6 has half of a surrogate pair"),
+        ("[" * 100_000, "line 6 is no JSON"),
     ],
 )
 def test_a_broken_line_is_named_with_its_number(pictures, line, message):
@@ -71,6 +69,58 @@ def test_a_broken_line_is_named_with_its_number(pictures, line, message):
         file.write(line + "\n")
     with pytest.raises(Refusal, match=message):
         load_folder(pictures, 16)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_another_encoding_is_refused_and_a_mark_of_this_one_is_not(pictures, encoding):
+    text = json.dumps({"file_name": "red.png", "text": "café"}, ensure_ascii=False)
+    (pictures / "metadata.jsonl").write_text(text, encoding="utf-8-sig")
+    assert read_metadata(pictures / "metadata.jsonl") == [("red.png", "café")]
+    (pictures / "metadata.jsonl").write_text(text, encoding=encoding)
+    with pytest.raises(Refusal, match="is not in UTF-8"):
+        read_metadata(pictures / "metadata.jsonl")
+
+
+def test_names_of_pictures_and_folders_and_further_columns_mean_nothing(tmp_path):
+    """What the imagefolder loader takes for splits, patterns, columns of one type and ends of lines."""
+    folder, lines = tmp_path / "pictures [1]", []
+    names = ("test.png", "train/a.png", "val-1.png", "[x]*.png", "a.png", "a.png", "none", "b.heic")
+    captions = ("a\u2028b", "a\x85b", "", "word " * 10_000, "one", "two", "日本 😀", " ")
+    for number, (name, caption) in enumerate(zip(names, captions, strict=True)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), "red").save(folder / name, "PNG")
+        line = {"file_name": name, "text": caption, "score": number if number % 2 else "high"}
+        lines.append(json.dumps(line, ensure_ascii=False))
+    (folder / "metadata.jsonl").write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    (folder / "train" / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "of another set"}\n')
+    data = load_folder(folder, 16)
+    assert tuple(data.captions + data.held_out_captions) == captions and not data.unreadable
+
+
+def test_pictures_of_every_kind_have_their_own_colours(tmp_path):
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    assert square(Image.fromarray(ramp), 16)[0].tolist() == (ramp >> 8).tolist()
+    blue = Image.new("RGB", (20, 20), (0, 0, 255))
+    for mode in ("CMYK", "YCbCr", "P", "PA", "RGBA"):
+        error = square(blue.convert(mode), 16).float() - torch.tensor([0.0, 0.0, 255.0])[:, None, None]
+        assert error.abs().max() <= 3, mode
+    assert (square(Image.new("RGBA", (20, 20), (255, 0, 0, 0)), 16) == 255).all()
+    turned, orientation = Image.new("RGB", (20, 20), "blue"), Image.Exif()
+    turned.paste("red", (0, 0, 20, 10))  # the upper half, which orientation 6 puts to the right
+    orientation[0x0112] = 6
+    turned.save(tmp_path / "turned.png", exif=orientation)
+    with Image.open(tmp_path / "turned.png") as picture:
+        assert square(picture, 16)[:, 8, [0, -1]].T.tolist() == [[0, 0, 255], [255, 0, 0]]
+    for mode in ("I", "F"):
+        with pytest.raises(ValueError, match="32 bits"):
+            square(Image.new(mode, (20, 20)), 16)
+
+
+def test_a_picture_too_large_to_be_one_is_left_out(pictures, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    Image.new("RGB", (5, 5), "red").save(pictures / "red.png")
+    Image.new("RGB", (5, 5), "blue").save(pictures / "blue.png")
+    assert load_folder(pictures, 16).unreadable == ["green.png", "black.png", "white.png"]
 
 
 def test_missing_metadata_and_missing_path_are_refused(tmp_path):
