@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
@@ -40,11 +41,14 @@ def check_arm(attn: DictConfig, precision: str, device: str) -> None:
         raise Refusal(f"{label} needs CUDA, this run is on the CPU; use attn.backend=math or flash")
     if device == "cuda" and backend in CUDA_BACKEND_PRECISIONS and precision not in CUDA_BACKEND_PRECISIONS[backend]:
         allowed = ", ".join(CUDA_BACKEND_PRECISIONS[backend])
-        raise Refusal(
-            f"{label} on CUDA takes {allowed}, got precision={precision}; "
-            f"use attn=baseline or attn=tiled for {precision}"
-        )
+        others = "attn=baseline" if precision == "tf32" else "attn=baseline or attn=tiled"
+        raise Refusal(f"{label} on CUDA takes {allowed}, got precision={precision}; use {others} for {precision}")
     if attn.name == "tiled":
+        if precision == "tf32":
+            raise Refusal(
+                "precision=tf32 would round the products of attn=tiled too, whatever its policy says; "
+                "use precision=fp32, and attn.format=tf32 for TF32 inside attention"
+            )
         policy_of(attn)
 
 
@@ -75,12 +79,12 @@ class Tiled:
     Stochastic roundings draw from a generator that `start` sets from the step, so that a resumed run repeats them.
     """
 
-    def __init__(self, policy, algorithm: str, tile: tuple[int, int], exp: str) -> None:
+    def __init__(self, policy, algorithm: str, tile: tuple[int, int], exp: str, device: str = "cpu") -> None:
         import torch
 
         self.options = {"policy": policy, "algorithm": algorithm, "tile": tile, "exp": exp}
         self.random = "stochastic" in repr(policy)
-        self.generator = torch.Generator()
+        self.generator = torch.Generator(device)  # of the tensors' device: no other can draw for them
 
     def start(self, data_seed: int, step: int) -> None:
         key = hashlib.sha256(f"rounding {data_seed} {step}".encode()).digest()
@@ -101,24 +105,44 @@ def attention_function(attn: DictConfig, precision: str, device: str) -> Attend:
     if attn.name == "sdpa":
         return attention.sdpa(attn.backend)
     if attn.name == "tiled":
-        return Tiled(policy_of(attn), attn.algorithm, (attn.tile_rows, attn.tile_keys), attn.exp)
+        return Tiled(policy_of(attn), attn.algorithm, (attn.tile_rows, attn.tile_keys), attn.exp, device)
     assert attn.name == "flash", attn.name
     if precision == "fp16_emulated":  # the CPU kernel's tiles, roundings and exponential, without FP16 arithmetic
         from fa_study.rounding import RoundingPolicy
 
         return Tiled(RoundingPolicy.torch_cpu("fp16"), "fa2", (256, 512), "fexp_u20")
-    has_package = device == "cuda" and importlib.util.find_spec("flash_attn") is not None
+    # The package's CUDA part: flash-attn-4 alone also makes a package flash_attn, without the function.
+    has_package = device == "cuda" and importlib.util.find_spec("flash_attn_2_cuda") is not None
     return attention.flash_attn_package if has_package else attention.sdpa("flash")
 
 
-def key_tile(attn: DictConfig, device: str, head_size: int) -> int | None:
-    """Keys per tile of an arm: None for one without tiles.
-
-    PyTorch's CPU flash kernel takes 512. CUDA: the tile of FlashAttention 2's forward kernels without dropout, 128 keys
-    for heads up to 64, else 64.
-    """
+def key_tile(attn: DictConfig, q: Tensor, k: Tensor, pictures: int) -> int | None:
+    """Keys per tile of an arm for q (1, H, L, D) and k of one of `pictures` in a call: None for one without tiles."""
     if attn.name == "tiled":
         return None if attn.algorithm == "baseline" else attn.tile_keys
-    if attn.name == "flash" or (attn.name == "sdpa" and attn.backend == "flash"):
-        return 512 if device == "cpu" else (128 if head_size <= 64 else 64)
-    return None
+    if attn.name != "flash" and not (attn.name == "sdpa" and attn.backend == "flash"):
+        return None
+    if q.device.type == "cpu":
+        return 512  # PyTorch's CPU flash kernel
+    import torch
+
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    return flash_2_tile(q.shape[3], q.shape[2], k.shape[2], pictures * q.shape[1], processors)
+
+
+def flash_2_tile(head_size: int, queries: int, keys: int, sequences: int, processors: int) -> int:
+    """Keys per tile of FlashAttention 2's forward pass on an A100 or H100, PyTorch's and its authors', no dropout.
+
+    As a rule 128 keys for heads up to 64, else 64. Where `sequences` (pictures times heads) with a thread block for
+    every 64 queries would leave more than a fifth of the places for blocks empty, two per processor, the keys of a row
+    may be shared among up to 128 blocks. That is another kernel, whose tiles are twice as long for heads up to 128;
+    what its blocks find is merged by their log-sum-exp.
+    """
+    usual, shared = 128 if head_size <= 64 else 64, 256 if head_size <= 64 else 128 if head_size <= 128 else 64
+    blocks, tiles, places = sequences * math.ceil(queries / 64), math.ceil(keys / shared), 2 * processors
+    if blocks >= 0.8 * places:
+        return usual
+    # Of the numbers of parts that make the longest part shorter, the smallest that fills nearly as many places as any.
+    parts = [n for n in range(1, min(128, places, tiles) + 1) if n == 1 or -(-tiles // n) < -(-tiles // (n - 1))]
+    filled = [blocks * n / places / math.ceil(blocks * n / places) for n in parts]
+    return usual if filled[0] >= 0.85 * max(filled) else shared

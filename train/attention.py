@@ -33,21 +33,36 @@ def baseline(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sdpa(backend: str) -> Attend:
-    """PyTorch's attention held to one backend (math, flash, efficient, cudnn): an error where that one cannot run."""
+    """PyTorch's attention held to one backend (math, flash, efficient, cudnn): an error where that one cannot run.
+
+    PyTorch has no deterministic backward pass for cudnn: the same run again gives other bits.
+    """
     only = SDPBackend.MATH if backend == "math" else getattr(SDPBackend, f"{backend}_attention".upper())
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(only):
+        with sdpa_kernel(only), _only_warning() if backend == "cudnn" else contextlib.nullcontext():
             return F.scaled_dot_product_attention(q, k, v)
 
     return attend
 
 
+@contextlib.contextmanager
+def _only_warning() -> Iterator[None]:
+    """Let a kernel run that PyTorch refuses under deterministic algorithms; its backward pass asks for no leave."""
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode(min(mode, 1))  # 0: off, 1: warn, 2: refuse
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+
+
 def flash_attn_package(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """FlashAttention 2 of its authors (CUDA, FP16 and BF16)."""
+    """FlashAttention 2 of its authors (CUDA, FP16 and BF16), with the same gradients in every run."""
     from flash_attn import flash_attn_func
 
-    return flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return flash_attn_func(q, k, v, deterministic=True).transpose(1, 2)
 
 
 class Processor:

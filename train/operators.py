@@ -55,7 +55,7 @@ def record_operators(module: TextToImage) -> list[dict]:
     rows = []
     for name, q, k, v in calls:
         forward, backward = operators_of(layers[name].processor.attend, q, k, v)
-        tile = key_tile(settings.attn, q.device.type, q.shape[-1])
+        tile = key_tile(settings.attn, q, k, -(-settings.batch_size // settings.batch_split))
         row = {
             "layer": name,
             "kind": "cross" if layers[name].is_cross_attention else "self",

@@ -53,7 +53,7 @@ def train(settings: DictConfig, command: str, sweep: bool = False) -> int:
         return 0
     settings.device = choose_device(settings.device)
     check_arm(settings.attn, settings.precision.name, settings.device)
-    set_up_torch(settings.threads)
+    set_up_torch(settings.threads, settings.device)
     if settings.data.name == "folder":
         from train.picture_folder import read_metadata
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -54,23 +55,28 @@ def choose_device(requested: str) -> str:
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if requested == "cuda" and not torch.cuda.is_available():
-        raise Refusal("device=cuda was asked for, but PyTorch finds no CUDA device; use device=auto or cpu")
+        built = "" if torch.version.cuda else f" (PyTorch {torch.__version__} is built without CUDA)"
+        raise Refusal(f"device=cuda was asked for, but PyTorch finds no CUDA device{built}; use device=auto or cpu")
     if requested not in ("cpu", "cuda"):
         raise Refusal(f"device={requested} is unknown; use auto, cpu or cuda")
     return requested
 
 
-def set_up_torch(threads: int) -> None:
-    """Thread count, deterministic algorithms, and no TF32 unless a precision asks for it."""
+def set_up_torch(threads: int, device: str = "cpu") -> None:
+    """Thread count, deterministic algorithms, no TF32 unless a precision asks for it, FP32 sums in 16-bit products."""
     import torch
 
     keep_freed_memory()
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # PyTorch's flash and memory-efficient backward passes on CUDA heed this only without warn_only.
+    torch.use_deterministic_algorithms(True, warn_only=device != "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # no operation here reads what it has not written
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    # By default cuBLAS may add the parts of a 16-bit product up in 16 bits.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def commit() -> str | None:
@@ -96,6 +102,10 @@ def describe(device: str, threads: int) -> dict:
 
     versions = {"python": platform.python_version()}
     versions |= {package: importlib.metadata.version(package) for package in PACKAGES}
+    if device == "cuda":
+        versions |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions["flash-attn"] = importlib.metadata.version("flash-attn")
     return {
         "commit": commit(),
         "versions": versions,
