@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -188,7 +189,10 @@ def measure_kernels(names: list[str], say=print) -> pd.DataFrame:
             rows.append(dict.fromkeys(COLUMNS) | about | {"runs": False, "reason": reason})
             continue
         for dtype in k.dtypes:
-            row = measure_kernel(k, dtype)
+            with warnings.catch_warnings():
+                # PyTorch warns a dozen times of each call that a kernel of CUDA refuses; the table says it once.
+                warnings.filterwarnings("ignore", category=UserWarning)
+                row = measure_kernel(k, dtype)
             rows.append(row)
             say(f"{name} {dtype}: {row['reason'] or row['verdict']}, {row['seconds'] or 0} s")
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -217,13 +221,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     names = [kernel(n).name for n in args.kernel or KERNELS]
     # The kernels of the CPU are the same on every machine: a machine with a GPU is asked for those of its GPU.
-    usual = "cuda" if torch.cuda.is_available() and not args.kernel else None
+    has_gpu = not KERNELS["torch-math-cuda"].reason()
+    usual = "cuda" if has_gpu and not args.kernel else None
     names = [n for n in names if (args.device or usual) in (None, KERNELS[n].device)]
     left_out = [] if args.all or args.kernel else [n for n in names if KERNELS[n].slow and not KERNELS[n].reason()]
     names = [n for n in names if n not in left_out]
     running = [n for n in names if not KERNELS[n].reason()]
     plan = [f"{n} ({', '.join(KERNELS[n].dtypes)})" for n in running]
-    print(f"measuring {', '.join(plan) or 'nothing'} with {torch.get_num_threads()} thread(s)", flush=True)
+    gpu = torch.cuda.get_device_name() if any(KERNELS[n].device == "cuda" for n in running) else None
+    where = f" on {gpu}" if gpu else ""
+    print(f"measuring {', '.join(plan) or 'nothing'}{where} with {torch.get_num_threads()} thread(s)", flush=True)
     if left_out:
         print(f"left out, since they are compiled or interpreted (--all measures them): {', '.join(left_out)}")
     frame = measure_kernels(names, lambda text: print(text, flush=True))
@@ -233,9 +240,9 @@ def run(args: argparse.Namespace) -> int:
     _show(console, "Cannot run here", frame[~ran], ("kernel", "dtype", "reason"))
     if args.out:
         options = " --all" if args.all else "".join(f" --kernel {n}" for n in args.kernel or [])
-        write_table(
-            frame, args.out.name, command=f"python -m fa_study kernels{options} --out FILE", folder=args.out.parent
-        )
+        command = f"python -m fa_study kernels{options} --out FILE"
+        more = {"gpu": gpu} if gpu else {}
+        write_table(frame, args.out.name, command=command, folder=args.out.parent, **more)
     return 0
 
 

@@ -239,6 +239,7 @@ def test_command_writes_the_table_with_its_origin(tmp_path, capsys):
 def test_a_machine_with_a_gpu_measures_its_gpu_and_says_so_first(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     monkeypatch.setattr(
         kernel_table,
         "measure_kernels",
@@ -246,7 +247,9 @@ def test_a_machine_with_a_gpu_measures_its_gpu_and_says_so_first(monkeypatch, ca
     )
     assert main(["kernels", "--all"]) == 0
     assert asked[0] == [n for n, k in KERNELS.items() if k.device == "cuda"]
-    assert capsys.readouterr().out.startswith("measuring torch-flash-cuda (bf16, fp16), torch-efficient-cuda")
+    said = capsys.readouterr().out
+    assert said.startswith("measuring torch-flash-cuda (bf16, fp16), torch-efficient-cuda")
+    assert "on NVIDIA H100 with" in said
     assert main(["kernels", "--all", "--device", "cpu"]) == 0
     assert main(["kernels", "--kernel", "torch-math-cpu"]) == 0
     assert {KERNELS[n].device for n in asked[1]} == {"cpu"} and asked[2] == ["torch-math-cpu"]
@@ -260,7 +263,10 @@ def test_cuda_kernel_keeps_to_the_rule(name):
         pytest.skip(k.reason())
     for dtype in k.dtypes:
         row = measure_kernel(k, dtype)
-        assert row["reason"] or (row["verdict"] == "pass" and math.isfinite(row["max_error"])), row
+        if row["runs"]:
+            assert row["verdict"] == "pass" and math.isfinite(row["max_error"]), row
+        else:  # a GPU may be too old or too new for the others' kernels
+            assert row["reason"] and k.package != "torch", row
 
 
 @pytest.mark.slow
