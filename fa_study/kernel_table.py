@@ -62,8 +62,7 @@ COLUMNS = (
 def kernel_cases(k: Kernel, dtype: str) -> list[Case]:
     """Four cases to fit and check policies on; one shape for kernels that compile for each.
 
-    At most 256 keys on CUDA: FlashAttention 2 shares more of them among thread blocks where there are as few rows as
-    here, and merges what each has found, which no policy does.
+    256 keys on CUDA: FlashAttention 2 shares more of them among thread blocks where rows are so few, as no policy does.
     """
     start = Case(dtype, L=64, S=256 if k.device == "cuda" else 512, B=1, H=2, Hkv=2)
     start = start.replace(L=256, S=256) if k.slow else start
@@ -119,12 +118,11 @@ def _named(table: pd.DataFrame) -> tuple[str, float, float]:
 
 def _worst(judged: list[dict]) -> dict[str, object]:
     worst = max(judged, key=lambda j: j["ratio"] if j["ratio"] == j["ratio"] else math.inf)
-    verdicts = [j["verdict"] for j in judged]
     return {
         "max_error": worst["max_error"],
         "rms_error": worst["rms_error"],
         "ratio": worst["ratio"],
-        "verdict": "fail" if "fail" in verdicts else "pass",
+        "verdict": "fail" if any(j["verdict"] == "fail" for j in judged) else "pass",
     }
 
 
@@ -133,8 +131,7 @@ def _gradients(subject: Subject, case: Case) -> dict[str, object]:
     if outcome.error:
         return {"gradient_verdict": f"none: {outcome.error}"}
     golden, standard = gradient_references(case, "top_left")
-    names = ("dq", "dk", "dv")
-    worst = _worst([judge(case, *parts) for parts in zip(names, outcome.gradients, golden, standard)])
+    worst = _worst([judge(case, *parts) for parts in zip(("dq", "dk", "dv"), outcome.gradients, golden, standard)])
     return {f"gradient_{name}": worst[old] for name, old in (("error", "max_error"), ("ratio", "ratio"))} | {
         "gradient_verdict": worst["verdict"]
     }
@@ -145,15 +142,15 @@ def _behaviour(subject: Subject, k: Kernel, dtype: str) -> dict[str, object]:
     support = Support(dtypes=[dtype], head_sizes=[64], lengths=[(128, 128)])
     case = Case(dtype, L=L, S=L, seed=5)
     try_feature(subject, support, case.replace(features=("causal",)), "causal")
-    square = "only where L = S" if "causal" in support.features else "no causal of its own"
-    row: dict[str, object] = {"alignment": subject.alignment or square}
+    unknown = "only where L = S" if "causal" in support.features else "no causal of its own"
+    row: dict[str, object] = {"alignment": subject.alignment or unknown}
     if k.slow:
         facts = _slow_behaviour(subject, support, case)
     else:
         try_feature(subject, support, case.replace(features=("mask",)), "mask")
         facts = check_behaviour(subject, support)
         if k.device == "cuda":
-            # Long rows: FlashAttention 2 shares their keys among thread blocks, as many as the batch leaves idle.
+            # Long rows, whose keys FlashAttention 2 shares among as many thread blocks as the batch leaves idle.
             check_repeats(subject, Case(dtype, S=1024, seed=5), facts)
     if k.name in WITH_LSE:
         subject.call = Direct(WITH_LSE[k.name], FIRST_CALL)
@@ -190,8 +187,7 @@ def measure_kernels(names: list[str], say=print) -> pd.DataFrame:
             continue
         for dtype in k.dtypes:
             with warnings.catch_warnings():
-                # PyTorch warns a dozen times of each call that a kernel of CUDA refuses; the table says it once.
-                warnings.filterwarnings("ignore", category=UserWarning)
+                warnings.simplefilter("ignore", UserWarning)  # a dozen of each call that a kernel of CUDA refuses
                 row = measure_kernel(k, dtype)
             rows.append(row)
             say(f"{name} {dtype}: {row['reason'] or row['verdict']}, {row['seconds'] or 0} s")
@@ -216,21 +212,21 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     console.width = console.width if console.is_terminal else 200
     if args.list:
-        found = available_kernels(args.device)
-        _show(console, "Kernels", found, ("name", "version", "device", "dtypes", "reason"))
+        _show(console, "Kernels", available_kernels(args.device), ("name", "version", "device", "dtypes", "reason"))
         return 0
     names = [kernel(n).name for n in args.kernel or KERNELS]
     # The kernels of the CPU are the same on every machine: a machine with a GPU is asked for those of its GPU.
-    has_gpu = not KERNELS["torch-math-cuda"].reason()
-    usual = "cuda" if has_gpu and not args.kernel else None
+    usual = None if args.kernel or KERNELS["torch-math-cuda"].reason() else "cuda"
     names = [n for n in names if (args.device or usual) in (None, KERNELS[n].device)]
     left_out = [] if args.all or args.kernel else [n for n in names if KERNELS[n].slow and not KERNELS[n].reason()]
     names = [n for n in names if n not in left_out]
     running = [n for n in names if not KERNELS[n].reason()]
     plan = [f"{n} ({', '.join(KERNELS[n].dtypes)})" for n in running]
-    gpu = torch.cuda.get_device_name() if any(KERNELS[n].device == "cuda" for n in running) else None
-    where = f" on {gpu}" if gpu else ""
+    gpu = {"gpu": torch.cuda.get_device_name()} if any(KERNELS[n].device == "cuda" for n in running) else {}
+    where = "".join(f" on {name}" for name in gpu.values())
     print(f"measuring {', '.join(plan) or 'nothing'}{where} with {torch.get_num_threads()} thread(s)", flush=True)
+    if slow := [n for n in running if KERNELS[n].slow]:
+        print(f"a minute or more for each format, to compile or interpret: {', '.join(slow)}", flush=True)
     if left_out:
         print(f"left out, since they are compiled or interpreted (--all measures them): {', '.join(left_out)}")
     frame = measure_kernels(names, lambda text: print(text, flush=True))
@@ -241,8 +237,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         options = " --all" if args.all else "".join(f" --kernel {n}" for n in args.kernel or [])
         command = f"python -m fa_study kernels{options} --out FILE"
-        more = {"gpu": gpu} if gpu else {}
-        write_table(frame, args.out.name, command=command, folder=args.out.parent, **more)
+        write_table(frame, args.out.name, command=command, folder=args.out.parent, **gpu)
     return 0
 
 

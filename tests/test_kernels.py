@@ -249,7 +249,7 @@ def test_a_machine_with_a_gpu_measures_its_gpu_and_says_so_first(monkeypatch, ca
     assert asked[0] == [n for n, k in KERNELS.items() if k.device == "cuda"]
     said = capsys.readouterr().out
     assert said.startswith("measuring torch-flash-cuda (bf16, fp16), torch-efficient-cuda")
-    assert "on NVIDIA H100 with" in said
+    assert "on NVIDIA H100 with" in said and "a minute or more for each format" in said
     assert main(["kernels", "--all", "--device", "cpu"]) == 0
     assert main(["kernels", "--kernel", "torch-math-cpu"]) == 0
     assert {KERNELS[n].device for n in asked[1]} == {"cpu"} and asked[2] == ["torch-math-cpu"]
