@@ -62,6 +62,15 @@ def ignores_its_mask(q, k, v, mask=None):
     return written_out(q, k, v)
 
 
+def adds_its_mask(q, k, v, mask=0):
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5 + mask, -1) @ v
+
+
+def softcap_before_scale(q, k, v, softcap=None):
+    s = q @ k.mT
+    return torch.softmax((s if softcap is None else softcap * torch.tanh(s / softcap)) * q.shape[-1] ** -0.5, -1) @ v
+
+
 def _tiled(q, k, v, *, accumulator=torch.float32, row_sum=torch.float32, cast=None, size=64):
     """FlashAttention 2's loop, with the dtype of two running sums and the final cast as arguments."""
     m = torch.full((*q.shape[:3], 1), -math.inf)

@@ -127,6 +127,48 @@ def test_inputs_changed_in_place_are_seen_and_the_callers_kept():
     assert torch.equal(q, before)
 
 
+def inverts_its_mask(q, k, v, mask):
+    return faulty_free(q, k, v).where(mask.logical_not_().any(), q)
+
+
+def test_a_mask_changed_in_place_is_seen_and_the_callers_kept():
+    q, k, v = CASE.inputs()
+    mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
+    assert Direct(inverts_its_mask)(Job(q, k, v, {"mask": mask})).changed == ("mask",)
+    assert mask.all()
+
+
+class OwnTensor(torch.Tensor):
+    """A class of tensors that the audit knows nothing of."""
+
+
+def test_an_output_is_a_plain_tensor_of_its_own():
+    buffer = torch.empty(1, 2, 20, 16).as_subclass(OwnTensor)
+    q, k, v = CASE.inputs()
+    call = Direct(lambda q, k, v: buffer.copy_(faulty_free(q, k, v)))
+    first = call(Job(q, k, v)).out
+    assert type(first) is torch.Tensor
+    call(Job(-q, k, v))
+    assert torch.equal(first, faulty_free(q, k, v))
+
+
+def everything(case):
+    return (*case.inputs(), case.dout(), *case.values().values())
+
+
+def test_another_default_dtype_changes_neither_inputs_nor_calls():
+    case = CASE.replace(features=("mask", "bias"), distribution="outliers")
+    before, given = everything(case), torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        after = everything(case)
+        Direct(lambda q, k, v: torch.set_default_dtype(torch.float16))(Job(*case.inputs()))
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(given)
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
 @pytest.mark.parametrize(
     ("function", "code"),
     [
@@ -188,7 +230,8 @@ def target(tmp_path):
 def test_worker_survives_dying_and_hanging(target):
     worker = Worker(f"{target}:dies_or_sleeps", limit=20)
     assert worker.start() == (frozenset("qkv"), False)
-    assert worker(Job(*CASE.replace(L=97).inputs())).error == "ended its process (exit code 7)"
+    outcome = worker(Job(*CASE.replace(L=97).inputs()))
+    assert outcome.died and outcome.error == "ended its process (exit code 7)"
     q, k, v = CASE.inputs()
     assert diagnose(worker(Job(q, k, v)).out, CASE, {}) is None
     worker.limit = 0.3
@@ -209,6 +252,11 @@ def test_command_passes_and_writes_an_offline_page(target, tmp_path, capfd):
     body = text.split("<script>")[0]
     assert "vegaEmbed" in text and "src=" not in body and "<link" not in body
     assert body.count("<h2>") == 5
+
+
+def test_a_call_that_takes_its_process_with_it_fails(target, capfd):
+    assert main(["audit", f"{target}:dies_or_sleeps", "--quick", "--dtypes", "fp32"]) == 2
+    assert "fail  crashes: lengths 97 x 97: ended its process (exit code 7)" in capfd.readouterr().out
 
 
 def test_command_fails_with_2(target, capfd):

@@ -26,6 +26,8 @@ PLANTED = [
     (faulty.lowest_number_as_mask, "fp32", "finite-mask"),
     (faulty.wrong_groups, "fp32", "group-mapping"),
     (faulty.ignores_its_mask, "fp32", "ignored"),
+    (faulty.adds_its_mask, "fp32", "mask-added"),
+    (faulty.softcap_before_scale, "fp32", "order"),
     (faulty.bf16_accumulator, "bf16", "accumulator"),
     (faulty.bf16_row_sum, "bf16", "row-sum"),
     (faulty.truncating_cast, "bf16", "truncation"),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fa_study.attention import baseline_attention, golden_attention
+from fa_study.audit.calls import Outcome
 from fa_study.audit.cases import Case
 from fa_study.audit.finding import Finding
 from fa_study.audit.subject import Subject
@@ -172,8 +173,7 @@ def measure(
             break
         outcome = subject.run(case)
         if outcome.error:
-            level = "fail" if outcome.hung else "note"
-            findings.append(Finding(level, "hangs" if outcome.hung else "raises", f"{case}: {outcome.error}"))
+            findings.append(_raised(str(case), outcome))
             continue
         rows.append(judge(case, "out", outcome.out, truth(case, alignment), eager(case, alignment)))
         if case.dtype in gradients and case.L * case.S <= 2**17 and "window" not in case.features:
@@ -194,6 +194,12 @@ def measure(
     return table, findings
 
 
+def _raised(where: str, outcome: Outcome) -> Finding:
+    """A note for a call that raised, a failure for one that hung or took its process with it."""
+    code = "hangs" if outcome.hung else "crashes" if outcome.died else "raises"
+    return Finding("note" if code == "raises" else "fail", code, f"{where}: {outcome.error}")
+
+
 def _cause(failed: pd.DataFrame, worst: pd.Series) -> list[Finding]:
     """What the error looks like: rows scaled as a whole."""
     share = failed.row_share.median()
@@ -206,7 +212,7 @@ def _cause(failed: pd.DataFrame, worst: pd.Series) -> list[Finding]:
 def _gradient_rows(subject: Subject, case: Case, alignment: str, findings: list[Finding]) -> list[dict]:
     outcome = subject.run(case, gradients=True)
     if outcome.error:
-        findings.append(Finding("fail" if outcome.hung else "note", "raises", f"{case}, backward: {outcome.error}"))
+        findings.append(_raised(f"{case}, backward", outcome))
         return []
     golden, standard = gradient_references(case, alignment)
     return [

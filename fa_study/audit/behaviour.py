@@ -108,7 +108,8 @@ def check_nan_in_query(subject: Subject, case: Case, facts: Facts) -> None:
     q[:, :, 3] = math.nan
     outcome = subject.run_on(q, k, v)
     if not outcome.error:
-        reached, rest = outcome.out[:, :, 3].isnan().all(), outcome.out[:, :, 4:].isfinite().all()
+        others = torch.cat([outcome.out[:, :, :3], outcome.out[:, :, 4:]], 2)
+        reached, rest = outcome.out[:, :, 3].isnan().all(), others.isfinite().all()
         facts["NaN in a query"] = "reaches its row" if reached and rest else "spreads" if reached else "is swallowed"
     else:
         facts["NaN in a query"] = outcome.error
@@ -213,7 +214,10 @@ def _low_scores(subject: Subject, support: Support, feature: str, facts: Facts) 
             facts[f"hidden by {feature}"] = outcome.error
             return
         first = outcome.out[:, :, 0].double()  # sees key 0 alone in both
-        if first.isfinite().all() and not torch.allclose(first, v[:, :, 0].double(), rtol=0.02, atol=0.02):
+        if not first.isfinite().all():
+            facts[f"hidden by {feature}"] = f"NaN with a live score of {score:g}"
+            return
+        if not torch.allclose(first, v[:, :, 0].double(), rtol=0.02, atol=0.02):
             facts[f"hidden by {feature}"] = "by a finite score"
             text = f"with a live score of {score:g} the keys hidden by {feature} have a weight: their score is finite"
             support.fail("finite-mask", text)

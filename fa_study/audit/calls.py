@@ -49,7 +49,8 @@ class Outcome:
     gradients: tuple[Tensor, ...] | None = None
     error: str = ""
     hung: bool = False
-    changed: tuple[str, ...] = ()  # inputs that the call overwrote
+    changed: tuple[str, ...] = ()  # inputs that the call overwrote: q, k, v, or keywords
+    died: bool = False  # the call took its process with it
     seconds: float = 0.0
     lse: Tensor | None = None  # the second thing returned, if it is (B, H, L)
 
@@ -66,8 +67,8 @@ def one_line(error: BaseException) -> str:
 
 
 def invoke(function: Attention, job: Job) -> Outcome:
-    """Call `function` as the job says."""
-    start = time.perf_counter()
+    """Call `function` as the job says. PyTorch's default dtype is afterwards what it was."""
+    start, default = time.perf_counter(), torch.get_default_dtype()
     try:
         with torch.set_grad_enabled(job.dout is not None):
             return _invoke(function, job, start)
@@ -75,6 +76,8 @@ def invoke(function: Attention, job: Job) -> Outcome:
         raise
     except BaseException as error:  # SystemExit too: a callable must not end the audit
         return Outcome(error=one_line(error), seconds=time.perf_counter() - start)
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _invoke(function: Attention, job: Job, start: float) -> Outcome:
@@ -86,12 +89,16 @@ def _invoke(function: Attention, job: Job, start: float) -> Outcome:
         x = x.clone() if x.data_ptr() in (job.q.data_ptr(), job.k.data_ptr(), job.v.data_ptr()) else x
         given.append(x.requires_grad_(job.dout is not None))
     before = [x.detach().clone() for x in given]
-    keywords = {k: v.to(job.device) if isinstance(v, Tensor) else v for k, v in job.keywords.items()}
+    keywords = {k: v.to(job.device).clone() if isinstance(v, Tensor) else v for k, v in job.keywords.items()}
     result = function(*given, **keywords)
-    changed = tuple(name for name, x, old in zip("qkv", given, before) if not _same(x, old))
+    overwritten = [name for name, x, old in zip("qkv", given, before) if not _same(x, old)]
+    tensors = {name: x for name, x in keywords.items() if isinstance(x, Tensor)}
+    overwritten += [name for name, x in tensors.items() if not _same(x, job.keywords[name].to(job.device))]
+    changed = tuple(overwritten)
     out = result[0] if isinstance(result, tuple | list) and result else getattr(result, "out", result)
     if not isinstance(out, Tensor):
         return Outcome(error=f"returned {type(out).__name__} instead of a tensor", changed=changed)
+    out = out.as_subclass(Tensor)
     out = out.transpose(1, 2) if job.heads_last and out.dim() == 4 else out
     wanted = (*job.q.shape[:3], job.v.shape[3])
     if tuple(out.shape) != wanted:
@@ -104,9 +111,11 @@ def _invoke(function: Attention, job: Job, start: float) -> Outcome:
             return Outcome(error="the output carries no gradient", changed=changed)
         gradients = torch.autograd.grad(out, given, job.dout.to(job.device, out.dtype))
         gradients = tuple((g.transpose(1, 2) if job.heads_last else g).detach().cpu() for g in gradients)
-    out = out.detach().cpu().contiguous()
+    # A copy: the callable may return the same buffer next time.
+    out = out.detach().cpu().clone(memory_format=torch.contiguous_format)
     seconds = time.perf_counter() - start
-    return Outcome(out, gradients, "", False, changed, seconds, lse.detach().cpu() if is_lse else None)
+    lse = lse.detach().as_subclass(Tensor).cpu().clone() if is_lse else None
+    return Outcome(out, gradients, changed=changed, seconds=seconds, lse=lse)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -60,7 +60,7 @@ def kept_narrow(q: Tensor, k: Tensor, v: Tensor, *, dtype: torch.dtype, tile: in
 
     products: the product of P and V is rounded as well, as that of two 16-bit tensors is.
     """
-    m = torch.full((*q.shape[:3], 1), -math.inf)
+    m = torch.full((*q.shape[:3], 1), -math.inf, dtype=torch.float32)
     l, o = torch.zeros_like(m), torch.zeros((*q.shape[:3], v.shape[3]), dtype=dtype)
     for keys, values in zip(k.split(tile, 2), v.split(tile, 2)):
         s = q.float() @ keys.float().mT * q.shape[-1] ** -0.5

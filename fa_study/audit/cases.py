@@ -17,6 +17,15 @@ CLOSE = {"fp64": 1e-6, "fp32": 3e-3, "bf16": 0.04, "fp16": 0.01}
 DISTRIBUTIONS = ("normal", "outliers", "positive")
 
 
+def _normal(shape: tuple[int, ...], g: torch.Generator) -> Tensor:
+    # In FP32, whatever the caller's default dtype: another one would draw other numbers.
+    return torch.randn(shape, generator=g, dtype=torch.float32)
+
+
+def _uniform(shape: tuple[int, ...], g: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=g, dtype=torch.float32)
+
+
 @dataclass(frozen=True)
 class Case:
     """One call, reproducible from its fields.
@@ -44,11 +53,11 @@ class Case:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v in the case's dtype."""
         g = torch.Generator().manual_seed(1000 * self.seed + self.L + 7 * self.S + 31 * self.D)
-        q = torch.randn(self.B, self.H, self.L, self.D, generator=g) * self.logits
-        k, v = (torch.randn(self.B, self.Hkv, self.S, self.D, generator=g) for _ in range(2))
+        q = _normal((self.B, self.H, self.L, self.D), g) * self.logits
+        k, v = (_normal((self.B, self.Hkv, self.S, self.D), g) for _ in range(2))
         if self.distribution == "outliers":
             for x in (q, k, v):
-                x += 10.0 * torch.randn(x.shape, generator=g) * (torch.rand(x.shape, generator=g) < 0.001)
+                x += 10.0 * _normal(x.shape, g) * (_uniform(x.shape, g) < 0.001)
         if self.distribution == "positive":
             v = v.abs()
         return tuple(x.to(DTYPES[self.dtype]) for x in (q, k, v))
@@ -56,17 +65,17 @@ class Case:
     def dout(self) -> Tensor:
         """The gradient of the output, in the case's dtype."""
         g = torch.Generator().manual_seed(1000 * self.seed + 1)
-        return torch.randn(self.B, self.H, self.L, self.D, generator=g).to(DTYPES[self.dtype])
+        return _normal((self.B, self.H, self.L, self.D), g).to(DTYPES[self.dtype])
 
     def values(self, alignment: str = "top_left") -> dict[str, object]:
         """The features as keywords of `fa_study.attention`; every row keeps a key under the mask."""
         g = torch.Generator().manual_seed(1000 * self.seed + 2)
-        mask = torch.rand(self.B, 1, self.L, self.S, generator=g) < 0.7
+        mask = _uniform((self.B, 1, self.L, self.S), g) < 0.7
         mask[..., 0] = True
         every = {
             "causal": alignment,
             "mask": mask,
-            "bias": torch.randn(1, self.H, self.L, self.S, generator=g).to(DTYPES[self.dtype]),
+            "bias": _normal((1, self.H, self.L, self.S), g).to(DTYPES[self.dtype]),
             "scale": 0.5 / math.sqrt(self.D),
             "softcap": 2.0,
             "window": (self.S // 4, self.S // 8),

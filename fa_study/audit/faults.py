@@ -73,13 +73,15 @@ def _faults(q: Tensor, k: Tensor, v: Tensor, values: dict, truth) -> Iterator[tu
         extra = -S % n
         if extra:
             # A padded key has the score 0 and the value 0: it only adds exp(0) to the row sum.
-            share = (truth.lse - torch.logaddexp(truth.lse, torch.tensor(math.log(extra)).double())).exp()
+            share = (truth.lse - torch.logaddexp(truth.lse, torch.tensor(math.log(extra), dtype=torch.float64))).exp()
             text = f"{extra} padded keys (to a multiple of {n}) count in the row sum"
             yield "row-sum-padding", text, truth.out * share.unsqueeze(-1)
     for name in values:
         yield "ignored", f"{name} is accepted and ignored", golden(**{name: None})
     if values.get("mask") is not None:
         yield "mask-inverted", "the mask is read with True meaning hidden", golden(mask=~values["mask"])
+        added = golden(mask=None, bias=values["mask"].double())
+        yield "mask-added", "a boolean mask is added to the scores, as 1 and 0, and hides nothing", added
     if values.get("causal") is None:
         yield "causal-unasked", "causal although not asked for", golden(causal="top_left")
     else:
@@ -102,9 +104,9 @@ def _faults(q: Tensor, k: Tensor, v: Tensor, values: dict, truth) -> Iterator[tu
         ):
             yield "group-mapping", text, golden_attention(q, k[:, order], v[:, order], **values).out
     if values.get("softcap") is not None:
-        cap, D_scale = values["softcap"], D**-0.5
-        late = golden(softcap=cap / D_scale)
-        yield "order", "the softcap is applied before the scale", late
+        # c tanh(q k / c) / sqrt(D) is the right order with c / sqrt(D) for c.
+        scale = D**-0.5 if values.get("scale") is None else values["scale"]
+        yield "order", "the softcap is applied before the scale", golden(softcap=values["softcap"] * scale)
 
 
 def _both(a: Tensor, b: Tensor | None) -> Tensor:

@@ -40,9 +40,7 @@ class Support:
             names = ", ".join(outcome.changed)
             self.fail("in-place", f"{what} {setting}: the call overwrites its input {names}")
         if outcome.error:
-            self.tried.append(Tried(what, setting, "no", outcome.error))
-            if outcome.hung and not any(f.code == "hangs" for f in self.findings):
-                self.fail("hangs", f"{what} {setting}: {outcome.error}")
+            self.refused(what, setting, outcome)
             return False
         fault = diagnose(outcome.out, case, values)
         if fault is None:
@@ -51,6 +49,13 @@ class Support:
         self.tried.append(Tried(what, setting, "wrong", fault[1]))
         self.fail(fault[0], f"{what} {setting}: {fault[1]}")
         return False
+
+    def refused(self, what: str, setting: str, outcome: Outcome) -> None:
+        """Enter a call that raised, which is no failure, or that hung or took its process with it, which is one."""
+        self.tried.append(Tried(what, setting, "no", outcome.error))
+        for is_so, code in ((outcome.hung, "hangs"), (outcome.died, "crashes")):
+            if is_so and not any(f.code == code for f in self.findings):
+                self.fail(code, f"{what} {setting}: {outcome.error}")
 
     def fail(self, code: str, text: str) -> None:
         """Enter a failure, once."""
@@ -117,7 +122,7 @@ def _try_grouped(subject: Subject, support: Support, case: Case) -> None:
     for spelling in subject.spellings("grouped"):
         subject.keywords["grouped"] = spelling
         outcome = subject.run(case)
-        if not outcome.error or outcome.hung:
+        if not outcome.error or outcome.hung or outcome.died:
             break
     support.grouped = support.add("grouped heads", f"{case.H} query, {case.Hkv} key", case, outcome, {})
 
@@ -131,7 +136,7 @@ def try_feature(subject: Subject, support: Support, case: Case, feature: str, ca
     for spelling in spellings:
         subject.keywords[feature] = spelling
         outcome = subject.run(case)
-        if not outcome.error or outcome.hung:
+        if not outcome.error or outcome.hung or outcome.died:
             break
     keyword = spelling[0] if spelling[1] is None else f"{spelling[0]}={spelling[1]!r}"
     if support.add(feature, keyword, case, outcome, case.values()):
@@ -174,7 +179,7 @@ def _check_alignment(subject, support, case: Case, alignment: str, setting: str,
 def _try_gradients(subject: Subject, support: Support, case: Case) -> None:
     outcome = subject.run(case, gradients=True)
     if outcome.error:
-        support.tried.append(Tried("gradients", case.dtype, "no", outcome.error))
+        support.refused("gradients", case.dtype, outcome)
         return
     true = golden_gradients(*case.inputs(), case.dout())
     away = {name: distance(g, t) for name, g, t in zip(("dq", "dk", "dv"), outcome.gradients, true)}

@@ -101,7 +101,7 @@ class Worker:
             self._process.join(5)
             code = self._process.exitcode
             self.close()
-            return Outcome(error=f"ended its process (exit code {code})")
+            return Outcome(error=f"ended its process (exit code {code})", died=True)
 
     def close(self) -> None:
         """End the process."""
