@@ -64,9 +64,9 @@ def _xformers_bias(q, k, causal, mask, bias):
     """What xformers adds to the scores: its own causal mask (top left), or a tensor of the full shape."""
     from xformers.ops import LowerTriangularMask
 
-    extra = bias if mask is None else as_bias(mask, q.dtype)
-    if causal and extra is not None:
+    if causal + (mask is not None) + (bias is not None) > 1:
         raise ValueError("xformers takes causal order or a mask or a bias, got two of them: put all into the bias")
+    extra = bias if mask is None else as_bias(mask, q.dtype)
     if extra is None:
         return LowerTriangularMask() if causal else None
     return extra.to(q.dtype).expand(*q.shape[:3], k.shape[2])

@@ -72,6 +72,47 @@ def test_table_of_flash_attn_2(gpu, monkeypatch):
     assert (row["run_to_run"], row["batch_size"]) == ("same bits", "other bits")
 
 
+class LowerTriangularMask:
+    """xformers' own."""
+
+
+def forward_requires_grad(query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None):
+    """xformers 0.0.35's: heads behind lengths, a bias of the full shape, log-sum-exp of whole blocks of 32 rows."""
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    assert q.shape[:2] == k.shape[:2] and k.shape == v.shape
+    causal = isinstance(attn_bias, LowerTriangularMask)
+    bias = None if causal else attn_bias
+    assert bias is None or (bias.shape == (*q.shape[:3], k.shape[2]) and bias.dtype == q.dtype)
+    result = golden_attention(q, k, v, bias=bias, scale=scale, causal="top_left" if causal else None)
+    return result.out.transpose(1, 2), F.pad(result.lse, (0, -q.shape[2] % 32), value=torch.inf)
+
+
+def test_wrappers_of_xformers(monkeypatch):
+    ops = SimpleNamespace(
+        LowerTriangularMask=LowerTriangularMask,
+        memory_efficient_attention=lambda *inputs, **options: forward_requires_grad(*inputs, **options)[0],
+    )
+    fmha = SimpleNamespace(memory_efficient_attention_forward_requires_grad=forward_requires_grad)
+    for name, module in {"xformers": SimpleNamespace(), "xformers.ops": ops, "xformers.ops.fmha": fmha}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    q, k, v = (torch.randn(2, 4, n, 32) for n in (50, 70, 70))
+    mask, bias = torch.rand(2, 1, 50, 70) < 0.5, torch.randn(1, 4, 1, 70)
+    for ours, theirs in (
+        ({}, {}),
+        ({"causal": True}, {"causal": "top_left"}),
+        ({"mask": mask}, {"mask": mask}),
+    ):
+        want = golden_attention(q, k, v, **theirs)
+        out, lse = fa_study.kernels.WITH_LSE["xformers"](q, k, v, **ours)
+        assert torch.equal(out, want.out) and torch.equal(lse, want.lse)
+        assert torch.equal(KERNELS["xformers"].function(q, k, v, **ours), want.out)
+    want = golden_attention(q, k, v, bias=bias, scale=0.3)
+    assert torch.equal(KERNELS["xformers"].function(q, k, v, bias=bias, scale=0.3), want.out)
+    for two in ({"causal": True, "mask": mask}, {"mask": mask, "bias": bias}):
+        with pytest.raises(ValueError, match="causal order or a mask or a bias"):
+            KERNELS["xformers"].function(q, k, v, **two)
+
+
 def test_causal_order_for_squares_alone_is_told(gpu):
     def square(q, k, v, *, causal=False):
         if causal and q.shape[2] != k.shape[2]:
