@@ -4,13 +4,16 @@ R2 = 1 - |kernel - emulation|^2 / |kernel - golden|^2 says how much of the kerne
 lengths are multiples of 16, where the kernel's vector code (AVX2 or AVX-512) handles every element.
 """
 
-from functools import cache
+import ctypes.util
+import sys
+from functools import cache, reduce
 
 import pytest
 import torch
 
 from fa_study import tile_products
 from fa_study.attention import attention_gradients, flash_attention, golden_attention
+from fa_study.exponentials import fexp_u20
 from fa_study.rounding import RoundingPolicy
 
 pytestmark = pytest.mark.skipif(
@@ -91,6 +94,49 @@ def test_forward_bits_causal(fmt):
 @pytest.mark.parametrize("fmt", DTYPES)
 def test_forward_bits_on_the_full_grid(fmt, N, D, distribution):
     check_forward(fmt, N, D, distribution)
+
+
+def libm(name, x):
+    """A function of C's library, which the kernel calls for what it computes once per row."""
+    function = getattr(ctypes.CDLL(ctypes.util.find_library("m")), name)
+    function.argtypes, function.restype = [ctypes.c_float], ctypes.c_float
+    return torch.tensor([function(value) for value in x.flatten().tolist()]).view_as(x)
+
+
+def row_sum(e, lanes):
+    """Key j in lane j % lanes, each lane from its first key to its last; then halves of the lanes until one is left."""
+    terms = torch.nn.functional.pad(e, (0, -e.shape[-1] % lanes)).unflatten(-1, (-1, lanes))
+    total = reduce(torch.add, terms.unbind(-2))
+    while total.shape[-1] > 1:
+        total = torch.add(*total.chunk(2, -1))
+    return total[..., 0]
+
+
+def lse_written_out(q, k, lanes, causal):
+    s = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+    if causal:
+        s = s.masked_fill(torch.ones_like(s).triu(1).bool(), -torch.inf)
+    m, l = torch.full(s.shape[:-1], -torch.inf), torch.zeros(s.shape[:-1])
+    for tile in s.split(KERNEL_TILE, -1):
+        top = torch.maximum(m, tile.amax(-1))
+        total, factor = row_sum(fexp_u20(tile - top[..., None]), lanes), libm("expf", m - top)
+        # One rounding: the compiler makes a fused multiply-add of it.
+        l, m = (total.double() + factor.double() * l.double()).float(), top
+    return m + libm("logf", l)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the bits of C's expf and logf are those of Linux's library")
+@pytest.mark.parametrize("N, causal", [(256, False), (1024, False), (1040, True)])
+@pytest.mark.parametrize("fmt", DTYPES)
+def test_log_sum_exp_is_the_kernels_to_the_bit(fmt, N, causal):
+    # Eighths, whose products add up exactly in whatever order, so that the order of the row sum alone is seen.
+    q, k, v = ((8 * x.float()).round().div(8).to(x.dtype) for x in inputs(fmt, N, 64, "normal"))
+    lanes = 32 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16  # those of two vectors of FP32
+    lse = kernel_forward(q, k, v, causal)[1]
+    assert torch.equal(lse_written_out(q, k, lanes, causal), lse)
+    # The emulation adds rows up in the order of PyTorch's own sum: some have another last bit.
+    got = emulated(q, k, v, RoundingPolicy.kernel(fmt), causal="top_left" if causal else None)
+    assert 0 < (got.lse != lse).float().mean() < 0.2
 
 
 WRONG_FORWARD = {
