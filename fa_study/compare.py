@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC=VALUE",
-        help="exit with 2 where a tensor's metric is larger, or unknown since values are not finite",
+        help="exit with 2 where a tensor's metric is larger, or unknown: values not finite, ULPs of unlike dtypes",
     )
     parser.add_argument(
         "--zero-gradient",
@@ -106,10 +106,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_before(args: argparse.Namespace) -> None:
     """Refuse before the comparison, which may take an hour, what would fail after it."""
-    if (args.twins or args.low_precision) and len(args.sources) != 2:
-        raise ValueError(
-            f"--twins and --low-precision need A and B alone, got {len(args.sources)} sources: quote patterns"
-        )
+    if (args.twins or args.low_precision) and (n := len(args.sources)) != 2:
+        raise ValueError(f"--twins and --low-precision need A and B alone, got {n} sources: quote patterns")
+    if len({Path(run).resolve() for run in args.twins}) < len(args.twins):
+        raise ValueError("--twins names a run twice: each has to be another draw of what chance does")
+    if args.step is not None and not any((Path(source) / "manifest.json").is_file() for source in args.sources):
+        raise ValueError(f"--step {args.step} chooses a snapshot of a run folder, and no source is one: name the files")
     for option in ("csv", "parquet", "json", "chart"):
         path = getattr(args, option)
         if path is not None and not path.parent.is_dir():
@@ -192,9 +194,13 @@ def _write(frame: pd.DataFrame, args: argparse.Namespace, context: pd.DataFrame 
 
 def _failures(console: Console, frame: pd.DataFrame, thresholds: list[tuple[str, float]]) -> int:
     tensors = frame[(frame.level == "tensor") & ~frame.zero_gradient & (frame.numel > 0)]
+    if thresholds and tensors.empty:
+        raise ValueError("--fail-above judges nothing: no tensor with values has its name and shape on both sides")
     failed = False
     for metric, limit in thresholds:
         above = tensors[metric] > limit
+        if metric == "max_ulp":
+            above |= (tensors.dtype_a != tensors.dtype_b) & (tensors.equal_fraction < 1)
         if metric not in COUNT_METRICS:
             above |= (tensors.nonfinite > 0) & (tensors.equal_fraction < 1)
         for row in tensors[above].itertuples():

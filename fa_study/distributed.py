@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fa_study.pickles import Stub, read_pickle
@@ -96,7 +97,16 @@ def _tensor(folder: Path, name: str, description: dict, places: dict) -> Distrib
         raise ValueError(f"the files of {name!r} are too short for {volume} values")
     if volume != math.prod(shape):
         raise ValueError(f"the parts of {name!r} hold {volume} values, its shape {shape} needs {math.prod(shape)}")
+    if _overlap([(offsets, sizes) for offsets, sizes, *_ in parts if math.prod(sizes)]):
+        raise ValueError(f"the parts of {name!r} overlap, so that others of its values are missing")
     return DistributedTensor(name, dtype, shape, tuple(parts))
+
+
+def _overlap(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """Whether two boxes, each (offsets, sizes), share a place."""
+    starts = np.array([offsets for offsets, _ in boxes])
+    ends = starts + np.array([sizes for _, sizes in boxes])
+    return any(((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(boxes)))
 
 
 def _insert(tree: dict, path: tuple, name: str, tensor: DistributedTensor) -> None:

@@ -57,11 +57,13 @@ class _Storage:
     dtype: torch.dtype | None  # None: untyped bytes
 
 
-def _tensor(storage, first, shape, strides, *_) -> StoredTensor:
-    return StoredTensor(storage.key, storage.dtype, first, tuple(shape), tuple(strides))
+def _tensor(storage, first, shape, strides, requires_grad=False, hooks=None, state=None) -> StoredTensor:
+    return _tensor_of_dtype(storage, first, shape, strides, requires_grad, hooks, storage.dtype, state)
 
 
-def _tensor_of_dtype(storage, first, shape, strides, requires_grad, hooks, dtype, *_) -> StoredTensor:
+def _tensor_of_dtype(storage, first, shape, strides, requires_grad, hooks, dtype, state=None) -> StoredTensor:
+    if state:  # {"neg": True} or {"conj": True}: the stored values are not those of the tensor
+        raise pickle.UnpicklingError(f"a tensor in the state {state!r:.50}: save x.resolve_conj().resolve_neg()")
     return StoredTensor(storage.key, dtype, first, tuple(shape), tuple(strides))
 
 

@@ -129,7 +129,7 @@ def _indexed(path: Path) -> dict[str, Region]:
     try:
         index = json.loads(path.read_text())["weight_map"]
         shards = {name: path.parent / name for name in sorted(set(index.values()))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not an index of shards ({error!r:.200})") from error
     outside = [name for name, shard in shards.items() if shard.parent != path.parent]
     missing = [name for name, shard in shards.items() if name not in outside and not shard.is_file()]
@@ -181,8 +181,8 @@ def snapshot_steps(run: str | Path) -> list[int]:
 def _snapshots(run: Path) -> list[dict]:
     try:
         manifest = json.loads((run / "manifest.json").read_text())
-        return [{"step": int(entry["step"]), **entry} for entry in manifest["snapshots"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [{**entry, "step": int(entry["step"]), "file": Path(entry["file"])} for entry in manifest["snapshots"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{run}: its manifest.json lists no snapshots that can be read ({error!r})") from error
 
 
@@ -198,6 +198,7 @@ def _snapshot_file(run: Path, step: int | None, verify: bool) -> Path:
     if verify:
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != snapshots[step]["sha256"]:
-            raise ValueError(f"{path}: sha256 is {found}, the manifest says {snapshots[step]['sha256']}; file damaged?")
+        if found != snapshots[step].get("sha256"):
+            said = snapshots[step].get("sha256")
+            raise ValueError(f"{path}: sha256 is {found}, the manifest says {said}; file damaged?")
     return path

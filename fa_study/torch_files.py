@@ -78,6 +78,7 @@ def _read_zip(file: io.BufferedReader, path: Path, start: int) -> object:
                 raise ValueError("it is a TorchScript program; save its state_dict()")
             if f"{top}byteorder" in entries and archive.read(f"{top}byteorder") != b"little":
                 raise ValueError("its values are big-endian")
+            _data_offset(file, entries[f"{top}data.pkl"])  # torch.save compresses nothing: no small file of gigabytes
             pickled = archive.read(f"{top}data.pkl")
             storages = {}
             for name, info in entries.items():
@@ -153,10 +154,17 @@ def weights_in(value: object, source: str) -> dict[str, Region]:
     for key in _WEIGHT_KEYS:
         if isinstance(value.get(key), Mapping):
             return weights_in(value[key], source)
-    found = _flattened({name: item for name, item in value.items() if not str(name).startswith("optim")})
+    found = _flattened({name: item for name, item in value.items() if not _of_optimizer(str(name), item)})
     if not found:
         raise ValueError(f"{source}: no weights found; it has {', '.join(map(repr, list(value)[:8])) or 'no entry'}")
     return found
+
+
+def _of_optimizer(name: str, item: object) -> bool:
+    """True for optimizer_states and its kin, flat ones (optim.state.0) too; not for the weight optimal.bias."""
+    if hasattr(item, "read"):
+        return name.partition(".")[0] in ("optim", "optimizer", "optimizers", "optimizer_state", "optimizer_states")
+    return name.startswith("optim")
 
 
 def _flattened(value: Mapping, prefix: str = "") -> dict[str, Region]:

@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -45,6 +46,14 @@ def one_ulp(x: Tensor, seed: int = 1) -> Tensor:
     return torch.where(keep, x.cpu(), twin)
 
 
+def _moved(x: Tensor, twin: Tensor) -> int:
+    """How many values have other bits; NaN differs from itself, its bits do not."""
+    if twin.element_size() not in _CODES or not twin.is_floating_point():
+        return 0
+    codes = _CODES[twin.element_size()]
+    return int((x.contiguous().view(codes) != twin.view(codes)).sum())
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("checkpoint", help="anything that `compare` opens")
@@ -61,10 +70,18 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.out} exists: remove it or name another file")
     if args.seed < 1:
         raise ValueError(f"--seed {args.seed}: use 1, 2, 3, ... for different twins")
+    if not args.out.parent.is_dir():
+        raise ValueError(f"{args.out}: there is no folder {args.out.parent}; create it or name another")
     weights = load_weights(args.checkpoint, args.step)
-    twins = {name: one_ulp(tensor, args.seed).clone() for name, tensor in weights.items()}
-    moved = sum(int((twins[name] != weights[name].cpu()).sum()) for name in twins)
+    twins = {name: one_ulp(tensor, args.seed).contiguous().clone() for name, tensor in weights.items()}
+    moved = sum(_moved(weights[name], twin) for name, twin in twins.items())
     total = sum(tensor.numel() for tensor in twins.values())
-    save_file(twins, args.out, metadata={"twin_of": str(args.checkpoint), "seed": str(args.seed)})
+    if not moved:
+        raise ValueError(f"{args.checkpoint}: no value could be moved, only floats of 16, 32 and 64 bits are")
+    try:
+        save_file(twins, args.out, metadata={"twin_of": str(args.checkpoint), "seed": str(args.seed)})
+    except (SafetensorError, OSError) as error:  # a full disk, as safetensors calls it
+        args.out.unlink(missing_ok=True)
+        raise ValueError(f"{args.out} could not be written: {error}") from error
     print(f"{args.out}: {moved} of {total} values moved by one unit in the last place")
     return 0

@@ -323,6 +323,29 @@ def test_a_nan_never_passes_a_threshold(tmp_path):
     assert main(["compare", b, b, "--fail-above", "max_difference=1"]) == 0
 
 
+def test_ulps_of_unlike_dtypes_are_unknown_and_never_pass(tmp_path):
+    for name, tensor in (("a", torch.ones(2)), ("b", torch.ones(2).bfloat16()), ("c", torch.full((2,), 3.0).half())):
+        save_file({"w": tensor}, tmp_path / f"{name}.safetensors")
+    a, b, c = (str(tmp_path / f"{name}.safetensors") for name in "abc")
+    assert main(["compare", a, b, "--fail-above", "max_ulp=9"]) == 0  # the same values
+    assert main(["compare", a, c, "--fail-above", "max_ulp=9"]) == 2
+
+
+def test_thresholds_that_judge_nothing_are_an_error(tmp_path, capsys):
+    for name, size in (("a", 2), ("b", 3), ("c", 0)):
+        save_file({"w": torch.ones(size)}, tmp_path / f"{name}.safetensors")
+    a, b, c = (str(tmp_path / f"{name}.safetensors") for name in "abc")
+    for files in ([a, b], [c, c]):
+        assert main(["compare", *files]) == 0
+        assert main(["compare", *files, "--fail-above", "max_difference=0"]) == 1
+        assert "--fail-above judges nothing" in capsys.readouterr().err
+
+
+def test_a_step_that_nothing_has_is_an_error(pair, capsys):
+    assert main(["compare", *pair, "--step", "5"]) == 1
+    assert "--step 5 chooses a snapshot of a run folder, and no source is one" in capsys.readouterr().err
+
+
 def test_strict(tmp_path):
     torch.save({"w": torch.ones(2), "x": torch.ones(1)}, tmp_path / "a.pt")
     torch.save({"w": torch.ones(2)}, tmp_path / "b.pt")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from checkpoints import save_run
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fa_study.__main__ import main
@@ -38,6 +39,50 @@ def test_twin_keeps_what_has_no_neighbour():
     assert twin[5::7].isfinite().all() and (twin[6::7] > 0).all()
     whole = torch.arange(5)
     assert one_ulp(whole) is whole
+
+
+def test_a_twin_of_any_layout_and_its_count(tmp_path, capsys):
+    """channels_last weights, NaN that differs from itself, and dtypes that are not moved."""
+    weights = {
+        "conv": torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last),
+        "turned": torch.arange(6).reshape(2, 3).t(),
+        "fp8": torch.ones(3).to(torch.float8_e4m3fn),
+        "nan": torch.tensor([torch.nan, 1.0]),
+    }
+    torch.save(weights, tmp_path / "a.pt")
+    assert main(["twin", str(tmp_path / "a.pt"), str(tmp_path / "b.safetensors")]) == 0
+    twin = load_file(tmp_path / "b.safetensors")
+    differ = {name: (twin[name].float() != x.float()) & ~x.float().isnan() for name, x in weights.items()}
+    assert {name for name, where in differ.items() if where.any()} <= {"conv", "nan"}
+    moved = sum(int(where.sum()) for where in differ.values())
+    assert 0 < moved < 109 and f"{moved} of 119 values moved" in capsys.readouterr().out
+
+
+def test_a_twin_that_would_be_none_or_cannot_be_written(tmp_path, monkeypatch, capsys):
+    for name, tensor in (("whole", torch.arange(3)), ("zero", torch.zeros(3)), ("one", torch.ones(30))):
+        save_file({"w": tensor}, tmp_path / f"{name}.safetensors")
+    out = tmp_path / "out.safetensors"
+    for name in ("whole", "zero"):
+        assert main(["twin", str(tmp_path / f"{name}.safetensors"), str(out)]) == 1
+        assert "no value could be moved" in capsys.readouterr().err
+    assert main(["twin", str(tmp_path / "one.safetensors"), str(tmp_path / "no" / "out.safetensors")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+    def full_disk(weights, path, metadata):
+        path.write_bytes(b"half of it")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("fa_study.twin.save_file", full_disk)
+    assert main(["twin", str(tmp_path / "one.safetensors"), str(out)]) == 1
+    assert "could not be written: I/O error: No space left" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_twin_given_twice_is_refused(tmp_path, capsys):
+    for name in ("a", "b", "t"):
+        save_file({"w": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    a, b, twin = (str(tmp_path / f"{name}.safetensors") for name in "abt")
+    assert main(["compare", a, b, "--twins", twin, f"{tmp_path}/./t.safetensors"]) == 1
+    assert "--twins names a run twice" in capsys.readouterr().err
 
 
 def test_twin_is_reproducible_and_keeps_ties():

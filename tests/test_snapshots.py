@@ -6,6 +6,7 @@ import pickle
 import sys
 import types
 import warnings
+import zipfile
 from collections import OrderedDict
 
 import numpy as np
@@ -53,9 +54,10 @@ def test_run_folders_steps_and_checksums(tmp_path):
     load_weights(run, step=20)
     with pytest.raises(ValueError, match="sha256"):
         load_weights(run, step=20, verify=True)
-    (run / "manifest.json").write_text('{"snapshots": [{"file": "x"}]}')
-    with pytest.raises(ValueError, match="lists no snapshots"):
-        load_weights(run)
+    for text in ('[{"file": "x"}]', '[{"step": 1}]', '[{"step": 1, "file": 2}]', "[" * 100_000):
+        (run / "manifest.json").write_text(f'{{"snapshots": {text}}}')
+        with pytest.raises(ValueError, match="lists no snapshots"):
+            load_weights(run)
     (run / "manifest.json").write_text('{"snapshots": []}')
     with pytest.raises(ValueError, match="no snapshot yet"):
         load_weights(run)
@@ -146,6 +148,33 @@ def test_parameters_views_and_tied_weights(tmp_path):
         assert all(torch.equal(weights[name], tensor) for name, tensor in saved.items())
 
 
+def test_a_view_that_is_negated_or_conjugated_is_refused(tmp_path):
+    """The file holds the values without their sign."""
+    x = torch.tensor([1 + 2j])
+    for new in (True, False):
+        for view in (x.conj(), torch._neg_view(torch.ones(3))):
+            torch.save({"w": view}, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+            with pytest.raises(ValueError, match="resolve_conj"):
+                load_weights(tmp_path / "x.pt")
+
+
+def test_weights_whose_names_begin_like_an_optimizer_are_weights(tmp_path):
+    weights = {"optimal.bias": torch.ones(2), "optim.state.0": torch.ones(2), "w": torch.ones(2)}
+    torch.save(weights | {"optimizer_states": {"x": torch.ones(2)}}, tmp_path / "x.pt")
+    assert set(load_weights(tmp_path / "x.pt")) == {"optimal.bias", "w"}
+
+
+def test_a_compressed_pickle_is_refused(tmp_path):
+    """It could be a thousand times larger than its file."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as old, zipfile.ZipFile(tmp_path / "y.pt", "w") as new:
+        for name in old.namelist():
+            kind = zipfile.ZIP_DEFLATED if name.endswith("data.pkl") else zipfile.ZIP_STORED
+            new.writestr(name, old.read(name), kind)
+    with pytest.raises(ValueError, match=r"data\.pkl is damaged or compressed"):
+        load_weights(tmp_path / "y.pt")
+
+
 def test_c4_an_index_that_lies(tmp_path):
     index = save_sharded(tmp_path, {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(1)})
     content = json.loads(index.read_text())
@@ -163,6 +192,7 @@ def test_c4_an_index_that_lies(tmp_path):
     [
         ("{}", "not an index"),
         ("not json", "not an index"),
+        ("[" * 100_000, "not an index"),
         ('{"weight_map": [1]}', "not an index"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "do not exist"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "outside"),
@@ -280,6 +310,12 @@ def test_sharded_tensors_of_a_distributed_checkpoint(tmp_path):
     }
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     assert torch.equal(load_weights(tmp_path)["w"], whole)
+    top.chunks[1] = ChunkStorageMetadata(offsets=torch.Size([2, 0]), sizes=rest.chunks[0].sizes)
+    places = {type(i)("w", torch.Size([min(i.offset[0], 2), 0])): p for i, p in metadata.storage_data.items()}
+    metadata.storage_data = places
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ValueError, match="parts of 'w' overlap"):
+        load_weights(tmp_path)
     top.chunks.pop()
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(ValueError, match="hold 9 values"):
