@@ -64,6 +64,7 @@ def test_help_prints_the_usage_and_starts_nothing(word, no_study, capsys):
         ("plan=1", "plan=1 is unknown; use true or false"),
         ("drop_weights=yes", "drop_weights=yes is unknown; use true or false"),
         ("drop_weights=", "drop_weights= is unknown"),
+        ("runs_dir=", "runs_dir= is empty"),
     ],
 )
 def test_bad_words_are_refused_in_a_sentence(word, message, no_study, capsys):
@@ -83,7 +84,7 @@ def test_a_bad_value_is_refused_once_before_the_first_run(word, tmp_path, monkey
 
 @pytest.mark.parametrize(("text", "value"), [("True", True), ("true", True), ("false", False), ("False", False)])
 def test_words_are_read_as_what_they_mean(text, value, no_study):
-    assert study.main([f"drop_weights={text}", "seeds=2,0", "steps=5", "sweeps=paper,dose"]) == 0
+    assert study.main([f"drop_weights={text}", "seeds=2,0,2", "steps=5", "sweeps=paper,dose,paper"]) == 0
     ((own, common),) = no_study
     assert own == {
         "seeds": [2, 0],
