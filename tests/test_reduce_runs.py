@@ -1,5 +1,6 @@
 """The command that turns training runs into tables."""
 
+import json
 import shutil
 
 import pandas as pd
@@ -42,6 +43,24 @@ def test_of_a_run_made_twice_the_version_that_tells_more_stays():
     merged = reduce_runs.merged(new, stored)
     assert merged.groupby("run")["value"].apply(list).to_dict() == {"a": [1, 2], "b": [30, 31], "c": [40]}
     assert list(reduce_runs.merged(new, pd.DataFrame())["value"]) == [10, 20, 30, 31, 40]
+
+
+def test_a_run_made_again_elsewhere_is_said_to_be_the_same_or_where_it_parted(tmp_path):
+    runs, tables = tmp_path / "runs", tmp_path / "tables"
+    arms = [make_run(runs, name) for name in ("flash", "baseline")]
+    reduce_runs.reduce_runs(runs, tables)
+    assert "runs_again.csv" not in read_manifest(tables)  # on the same machine there is nothing to tell
+    pd.DataFrame({"step": [50, 100], "loss": [2.0, 1.0 + 1e-6]}).to_csv(arms[1] / "metrics.csv", index=False)
+    for run in arms:
+        about = json.loads((run / "manifest.json").read_text())
+        (run / "manifest.json").write_text(json.dumps(about | {"device_name": "another CPU"}))
+    for _ in range(2):
+        reduce_runs.reduce_runs(runs, tables)
+        again = read_table("runs_again.csv", tables).set_index("run")
+        assert again[["steps", "equal", "until"]].loc["flash-fp32-dit-s0"].tolist() == [2, 2, 100]
+        assert again[["steps", "equal", "until"]].loc["baseline-fp32-dit-s0"].tolist() == [2, 1, 50]
+    assert set(again["first_device"]) == {"a CPU"} and set(again["device"]) == {"another CPU"}
+    assert set(read_table("runs.csv", tables)["device_name"]) == {"a CPU"}  # the first ones stay
 
 
 def test_losses_stand_beside_the_held_out_ones(tmp_path):

@@ -31,3 +31,46 @@ def seconds_per_step(runs: pd.DataFrame) -> dict[tuple[str, str, str, str], floa
     """{(arm, precision, model, size): median seconds of a step, per picture of its batch}."""
     pace = (runs["seconds_per_step"] / runs["batch_size"]).rename("pace")
     return pace.groupby([runs[key] for key in ("arm", "precision", "model", "size")]).median().to_dict()
+
+
+def made_again(
+    losses: pd.DataFrame, runs: pd.DataFrame, first_losses: pd.DataFrame, first: pd.DataFrame
+) -> pd.DataFrame:
+    """Do runs that were made again on another machine have the same losses, as FP32 numbers?
+
+    Equal losses at every step of a long run mean equal bits all along: training amplifies any difference.
+
+    Parameters
+    ----------
+    losses, runs : `predictions.loss_curves` and `run_records` of the runs made again.
+    first_losses, first : the same of the runs that were made first.
+
+    Returns
+    -------
+    DataFrame : run, precision, first_device, device, steps (at which both have a loss), equal (at how many of them the
+        two are equal), until (the last step before the first difference; NaN if there is no step before).
+    """
+    if losses.empty or first_losses.empty:
+        return pd.DataFrame()
+    both = runs.merge(first[["run", "device_name"]].rename(columns={"device_name": "first_device"}), on="run")
+    rows = []
+    for run in both[both["device_name"] != both["first_device"]].itertuples():
+        new, old = (
+            table[table["run"] == run.run].set_index("step")["loss"].dropna().astype("float32")
+            for table in (losses, first_losses)
+        )
+        new, old = new.align(old, join="inner")
+        same = (new == old).sort_index()
+        before = same.index[same.cummin()]
+        rows.append(
+            {
+                "run": run.run,
+                "precision": run.precision,
+                "first_device": run.first_device,
+                "device": run.device_name,
+                "steps": len(same),
+                "equal": int(same.sum()),
+                "until": before.max() if len(before) else float("nan"),
+            }
+        )
+    return pd.DataFrame(rows)

@@ -4,7 +4,8 @@ The folder (default: runs) is searched for runs that differ in one thing. Weight
 the distances, with the runs' own commits, threads and settings in the manifest. Rows about runs that are not in the
 folder stay, so that a study may grow seed by seed and drop its weights on the way, and pairs that the tables hold are
 not measured again; --replace starts over. A run that was made again, perhaps on another processor, where it has other
-bits, replaces what the tables hold only if it tells more, as a family of twins does that has grown.
+bits, replaces what the tables hold only if it tells more, as a family of twins does that has grown; whether its losses
+were the same is noted in runs_again.csv.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from fa_study.experiments.directions import displacement_cosines
-from fa_study.experiments.pace import run_records
+from fa_study.experiments.pace import made_again, run_records
 from fa_study.experiments.predictions import deviations, loss_curves, prediction_differences
 from fa_study.experiments.runs import pairs_in, runs_in
 from fa_study.experiments.systematic import inner_products
@@ -35,6 +36,7 @@ RUNS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "systematic.parquet": inner_products,
     "directions.parquet": displacement_cosines,
 }
+AGAIN = "runs_again.csv"
 
 
 def origins(folder: Path) -> dict[str, object]:
@@ -74,12 +76,17 @@ def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, com
     if not any(pairs_in(folder)):
         raise ValueError(f"{folder} holds no two finished runs that differ in one thing; `make demo` makes four")
     entries = {} if replace else read_manifest(tables)
-    stored = {name: read_table(name, tables) if name in entries else pd.DataFrame() for name in (*PAIRS, *RUNS)}
+    stored = {name: read_table(name, tables) if name in entries else pd.DataFrame() for name in (*PAIRS, *RUNS, AGAIN)}
     frames = {}
     for name, measure in PAIRS.items():
         known = set(stored[name].get("run", ()))
         frames[name] = merged(measure(folder, known), stored[name])
-    frames |= {name: merged(measure(folder), stored[name]) for name, measure in RUNS.items()}
+    new = {name: measure(folder) for name, measure in RUNS.items()}
+    frames |= {name: merged(new[name], stored[name]) for name in RUNS}
+    again = made_again(*(held[name] for held in (new, stored) for name in ("losses.parquet", "runs.csv")))
+    frames[AGAIN] = pd.concat([stored[AGAIN], again], ignore_index=True)
+    if not frames[AGAIN].empty:
+        frames[AGAIN] = frames[AGAIN].drop_duplicates(["run", "device"])
     here, lines = origins(folder), []
     for name, frame in frames.items():
         if not frame.empty:
