@@ -3,7 +3,8 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/installed
 # One thread for each of the processes that run side by side: on few cores threads hinder each other.
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# No GPU either: tests, demonstration, study and tables are of the CPU, and CUDA's flash kernel takes no FP32.
+ONE_THREAD := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 COMMON := model.size=tiny batch_size=4 snapshots.every=50 probe.deviation_every=200 logger.mode=disabled
 ifdef SMALL

@@ -16,6 +16,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 
 def _sdpa(backend: SDPBackend, q, k, v, causal, mask, bias, scale) -> Tensor:
+    if mask is not None and bias is not None:
+        raise ValueError("PyTorch's attention takes a mask or a bias, got both: put the mask into the bias, as -inf")
     extra = bias if mask is None else mask
     with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(
