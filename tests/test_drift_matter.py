@@ -142,6 +142,8 @@ def test_the_charts_draw_every_pair():
     assert (
         f"{FLASH}, BF16: 1.000" in chart["usermeta"]["alt"] and "FP16 against FP32: 1.200" in chart["usermeta"]["alt"]
     )
+    emulated = figures.loss_ratio(loss_ratios(loss_table()).assign(precision="fp16_emulated"))
+    assert f"{OTHER}, FP16: " in emulated.to_dict()["usermeta"]["alt"]  # a reader knows the format, not our name for it
     text = figures.line_losses(line_table(other=1.0)).to_dict()["usermeta"]["alt"]
     assert f"{OTHER}, BF16: 0.600" in text and f"{TWIN}, FP32: 0.270" in text
 

@@ -11,6 +11,7 @@ import vl_convert
 from fa_study import figures
 from fa_study.experiments import attribution, blocks, control, design, law
 from fa_study.figures import answer
+from fa_study.figures import design as drawing
 from fa_study.figures.bands import positive, seed_bands
 from fa_study.figures.ten_times import contour
 
@@ -46,6 +47,12 @@ def test_bands_are_percentiles_of_the_seeds():
 def test_zeros_have_no_place_on_a_log_axis():
     shown = pd.DataFrame({"low": [0.0, 1.0], "median": [1.0, 2.0]})
     assert positive(shown)["median"].tolist() == [2.0]
+
+
+def test_every_output_is_compared_in_the_drawing_of_the_design():
+    drawn(figures.micro_benchmark())
+    compared = {start for start, end in drawing._ARROWS if end == "distance"}
+    assert compared == {end for start, end in drawing._ARROWS if start == "qkv"}
 
 
 def test_rounding_sites_are_those_of_the_policies():

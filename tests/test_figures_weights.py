@@ -7,6 +7,7 @@ import pytest
 
 from fa_study import figures
 from fa_study.experiments.drift_ratios import METRICS, low_precision_ratios, relative_drift
+from fa_study.figures.weights import KIND_COLOURS
 
 
 def table(
@@ -42,6 +43,11 @@ def test_the_ratio_of_low_precision_stands_beside_the_papers():
     assert any(row.get("low") == 2 and row.get("high") == 5 for row in rows)
     assert {row["centre"] for row in rows if row.get("metric") == "relative_l2"} == {3.0}
     assert "BF16 against FP32, Flash in FP32: 3 (3 to 3)" in chart.to_dict()["usermeta"]["alt"]
+
+
+def test_no_two_kinds_of_pairs_look_alike():
+    colours = list(KIND_COLOURS.values())
+    assert len(set(colours)) == len(colours)
 
 
 def test_a_group_is_chosen_by_name():

@@ -26,6 +26,7 @@ _ARROWS = [
     ("golden", "distance"),
     ("baseline", "distance"),
     ("kernel", "distance"),
+    ("emulation", "distance"),
     ("kernel", "valid"),
     ("emulation", "valid"),
 ]
@@ -47,7 +48,7 @@ def micro_benchmark() -> alt.LayerChart:
         {
             "x": places.loc[start, "right"],
             "y": places.loc[start, "y"],
-            "x2": places.loc[end, "left"],
+            "x2": places.loc[end, "left"] - 0.06,
             "y2": places.loc[end, "y"],
         }
         for start, end in _ARROWS
@@ -62,11 +63,11 @@ def micro_benchmark() -> alt.LayerChart:
     )
     words = alt.Chart(boxes).mark_text(fontSize=11, lineHeight=13, dy=-6).encode(x["x"], y["y"], text="text:N")
     lines = alt.Chart(arrows).mark_rule(color="#888888").encode(x["x"], y["y"], alt.X2("x2:Q"), alt.Y2("y2:Q"))
-    heads = alt.Chart(arrows).mark_point(shape="triangle-right", color="#888888", size=50).encode(x["x2"], y["y2"])
+    heads = alt.Chart(arrows).mark_point(shape="triangle-right", color="#888888", filled=True, opacity=1, size=60)
     return describe(
-        (lines + heads + rectangles + words).properties(width=330, height=270),
+        (rectangles + lines + heads.encode(x["x2"], y["y2"]) + words).properties(width=350, height=270),
         "The same random Q, K and V go through Baseline in FP64, Baseline in the tested format, the real Flash kernel "
-        "and the emulated one. The outputs are compared, and the emulation is checked against the kernel.",
+        "and the emulated one. All outputs are compared, and the emulation is checked against the kernel.",
     )
 
 

@@ -31,7 +31,8 @@ def loss_ratio(ratios: pd.DataFrame) -> alt.LayerChart:
     ratios : `experiments.matter.loss_ratios`.
     """
     within = ~ratios["kind"].str.contains("FP32")
-    data = ratios.assign(pair=ratios["kind"].where(~within, ratios["kind"] + ", " + ratios["precision"].str.upper()))
+    precision = ratios["precision"].str.removesuffix("_emulated").str.upper()
+    data = ratios.assign(pair=ratios["kind"].where(~within, ratios["kind"] + ", " + precision))
     order = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
     data = data.assign(place=data["kind"].map(order.index)).sort_values(["place", "precision"])
     y = alt.Y("pair:N", sort=data["pair"].tolist()).title(None).axis(labelLimit=260)
@@ -42,7 +43,7 @@ def loss_ratio(ratios: pd.DataFrame) -> alt.LayerChart:
     points = base.mark_point(size=70, opacity=1).encode(
         alt.X("centre:Q", scale=x)
         .title("ratio of the held-out losses")
-        .axis(format=".2f", tickCount=3, labelOverlap=True),
+        .axis(format=".2f", values=[0.8, 0.9, 1, 1.1, 1.2], labelOverlap=True),
         tooltip=[
             *("pair:N", "seeds:Q"),
             *(alt.Tooltip(f"{name}:Q").format(".3f") for name in ("centre", "low", "high", "detectable")),
@@ -76,7 +77,7 @@ def line_losses(lines: pd.DataFrame) -> alt.LayerChart:
     )
     line = base.mark_line(point=True).encode(
         alt.Y("median:Q", scale=scale).title("held-out loss").axis(format="~g", tickCount=5),
-        alt.StrokeDash("precision:N").title(None),
+        alt.StrokeDash("precision:N").title(None).legend(symbolType="stroke"),
         tooltip=[*("kind:N", "precision:N", "alpha:Q"), alt.Tooltip("median:Q").format(".4f"), "seeds:Q"],
     )
     middle = data[(data["alpha"] - 0.5).abs() < 0.01]

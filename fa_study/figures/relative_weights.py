@@ -99,8 +99,7 @@ def low_precision_ratio(frame: pd.DataFrame) -> alt.LayerChart:
         alt.Y("middle:Q"), alt.Text("what:N")
     )
     pairs = data.drop_duplicates("pair").sort_values("pair")
-    names, shades = pairs["pair"].tolist(), {"BF16": COLOURS["low precision"], "FP16": "#7E3163"}
-    colours = [shades[low.split()[0]] for low in pairs["low"]]
+    names, colours = pairs["pair"].tolist(), [KIND_COLOURS[low] for low in pairs["low"]]
     dashes = [[1, 0] if precision == "bf16" else [6, 3] for precision in pairs["precision"]]
     base = (
         alt.Chart(data)

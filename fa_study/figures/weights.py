@@ -19,7 +19,7 @@ KIND_COLOURS = {
     "Flash against Baseline": COLOURS["Flash"],
     "ulp twin": COLOURS["ulp twins"],
     "BF16 against FP32": COLOURS["low precision"],
-    "FP16 against FP32": COLOURS["low precision"],
+    "FP16 against FP32": "#7E3163",
     "other initialisation": COLOURS["initialisation"],
     "other data order": COLOURS["data order"],
     "tiled against Baseline": COLOURS["tiled"],
@@ -120,7 +120,7 @@ def group_differences(frame: pd.DataFrame) -> alt.LayerChart:
     )
     line = base.mark_line(point=True).encode(
         log_y("median", "distance of the group's weights"),
-        alt.StrokeDash("precision:N").title(None),
+        alt.StrokeDash("precision:N").title(None).legend(symbolType="stroke"),
         tooltip=["kind:N", "precision:N", "step:Q", alt.Tooltip("median:Q").format(".3e"), "seeds:Q"],
     )
     last = data[(data["step"] == data["step"].max()) & (data["metric"] == "relative_l2")]
