@@ -40,6 +40,10 @@ class Stub:
     append = extend = add = update = __setitem__ = _ignore
 
 
+class WrappedTensor(Stub):
+    """Stands for a tensor made of others, such as the part of one that a process of FSDP holds (DTensor)."""
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor as the pickle describes it: which values of which storage."""
@@ -98,6 +102,7 @@ ADMITTED = {
     "torch.serialization._get_layout": _first,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch._utils._rebuild_wrapper_subclass": WrappedTensor,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
     "torch._tensor._rebuild_from_type_v2": lambda rebuild, cls, args, state: rebuild(*args),

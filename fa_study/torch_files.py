@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from fa_study.pickles import StoredTensor, Stub, read_pickle
+from fa_study.pickles import StoredTensor, Stub, WrappedTensor, read_pickle
 from fa_study.regions import Region
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -154,7 +154,7 @@ def weights_in(value: object, source: str) -> dict[str, Region]:
     for key in _WEIGHT_KEYS:
         if isinstance(value.get(key), Mapping):
             return weights_in(value[key], source)
-    found = _flattened({name: item for name, item in value.items() if not _of_optimizer(str(name), item)})
+    found = _flattened({name: item for name, item in value.items() if not _of_optimizer(str(name), item)}, source)
     if not found:
         raise ValueError(f"{source}: no weights found; it has {', '.join(map(repr, list(value)[:8])) or 'no entry'}")
     return found
@@ -167,14 +167,18 @@ def _of_optimizer(name: str, item: object) -> bool:
     return name.startswith("optim")
 
 
-def _flattened(value: Mapping, prefix: str = "") -> dict[str, Region]:
+def _flattened(value: Mapping, source: str, prefix: str = "") -> dict[str, Region]:
     regions: dict[str, Region] = {}
     for name, item in value.items():
         if isinstance(item, Mapping):
-            inner = _flattened(item, f"{prefix}{name}.")
+            inner = _flattened(item, source, f"{prefix}{name}.")
+        elif isinstance(item, WrappedTensor):
+            kind = getattr(item.args[0], "path", "tensor of others") if item.args else "tensor of others"
+            advice = "save x.full_tensor(), or name the folder of a distributed checkpoint"
+            raise ValueError(f"{source}: {prefix}{name} is a {kind}, which may be a part of the weight: {advice}")
         else:
             inner = {prefix + name: item} if hasattr(item, "read") else {}
         if repeated := regions.keys() & inner.keys():
-            raise ValueError(f"two tensors are named {sorted(repeated)[0]!r}")
+            raise ValueError(f"{source}: two tensors are named {sorted(repeated)[0]!r}")
         regions |= inner
     return regions

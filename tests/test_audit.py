@@ -270,7 +270,8 @@ def test_command_user_errors_are_one_line_with_exit_code_1(target, tmp_path, cap
     printed = capfd.readouterr().err.splitlines()
     assert printed[-1].startswith("error: ") and "has no function 'nothing'" in printed[-1]
     assert main(["audit", target]) == 1
-    assert main(["audit", f"{target}:good", "--json", str(tmp_path / "no" / "r.json")]) == 1
+    for place in (tmp_path / "no" / "r.json", tmp_path):
+        assert main(["audit", f"{target}:good", "--json", str(place)]) == 1
     assert main(["audit", f"{target}:good", "--device", "nonsense"]) == 1
     assert "Traceback" not in capfd.readouterr().err
 

@@ -158,6 +158,31 @@ def test_a_view_that_is_negated_or_conjugated_is_refused(tmp_path):
                 load_weights(tmp_path / "x.pt")
 
 
+class Wrapping(torch.Tensor):
+    """A tensor made of another, as a DTensor of FSDP is."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*(getattr(x, "inner", x) for x in args), **(kwargs or {}))
+
+
+def test_a_part_of_a_weight_is_refused_by_name_and_not_left_out(tmp_path):
+    part = Wrapping(torch.ones(2))
+    torch.save({"model": {"a": torch.ones(2), "b": {"w": part}}}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"b\.w is a .*Wrapping, .*full_tensor"), pytest.warns(UserWarning):
+        load_weights(tmp_path / "x.pt")
+    torch.save({"model": {"a": torch.ones(2)}, "optimizer": {"m": part}}, tmp_path / "x.pt")
+    with pytest.warns(UserWarning, match="Wrapping"):
+        assert set(load_weights(tmp_path / "x.pt")) == {"a"}
+
+
 def test_weights_whose_names_begin_like_an_optimizer_are_weights(tmp_path):
     weights = {"optimal.bias": torch.ones(2), "optim.state.0": torch.ones(2), "w": torch.ones(2)}
     torch.save(weights | {"optimizer_states": {"x": torch.ones(2)}}, tmp_path / "x.pt")

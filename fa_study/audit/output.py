@@ -16,7 +16,7 @@ def check_options(args: argparse.Namespace) -> None:
     Raises
     ------
     ValueError
-        args.device cannot be used, or there is no folder for args.report or args.json.
+        args.device cannot be used, or args.report or args.json is a folder or has none.
     """
     problem = device_error(args.device)
     if problem:
@@ -24,6 +24,8 @@ def check_options(args: argparse.Namespace) -> None:
     for path in (args.report, args.json):
         if path is not None and not path.resolve().parent.is_dir():
             raise ValueError(f"{path} cannot be written: there is no folder {path.resolve().parent}")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{path} is a folder: name a file in it")
 
 
 def show_report(report, args: argparse.Namespace, show: Callable, to_html: Callable, width: int) -> int:
