@@ -139,6 +139,18 @@ def test_a_run_on_a_folder_records_what_it_left_out(pictures, tmp_path):
     assert folder.name.startswith("baseline-fp32-dit-s0-folder-") and "/" not in folder.name
 
 
+def test_a_run_goes_on_with_the_pictures_it_began_with_or_not_at_all(pictures, tmp_path):
+    words = ("data=folder", "data.pixels=16", f"data.path={pictures}", "snapshots.every=1")
+    short = train_here(tmp_path / "runs", *words, "steps=1")
+    Image.new("RGB", (40, 20), "yellow").save(pictures / "red.png")
+    for _ in range(2):  # and again, now that its folder is there
+        with pytest.raises(Refusal, match="not those that the run began with"):
+            train_here(tmp_path / "runs", *words, "steps=2", f"continue_from={short}")
+    Image.new("RGB", (40, 20), "red").save(pictures / "red.png")
+    longer = train_here(tmp_path / "runs", *words, "steps=2", f"continue_from={short}")
+    assert json.loads((longer / "manifest.json").read_text())["state"] == "finished"
+
+
 def test_the_order_of_pictures_does_not_depend_on_the_file_system(pictures):
     first = load_folder(pictures, 16)
     (pictures / "red.png").rename(pictures / "tmp.png")

@@ -18,7 +18,7 @@ from tiny_runs import PROJECT, compose_settings, train_here
 
 import train.folder
 from train import Refusal
-from train.folder import open_run
+from train.folder import open_run, read_manifest
 from train.metrics import COLUMNS, TableFile, read_rows
 from train.snapshots import newest_checkpoint
 
@@ -247,6 +247,13 @@ def test_a_longer_run_can_continue_a_finished_one_and_equals_an_uninterrupted_on
     assert contents(flash_run) == before
     with pytest.raises(Refusal, match=r"precision.name is bf16 there and fp32 here"):
         train_here(tmp_path / "c", "attn=flash", "steps=8", "snapshots.every=2", f"continue_from={flash_run}")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"snapshots": []}', "[" * 100_000, "caf\u00e9"])
+def test_a_damaged_manifest_is_refused_by_name(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(Refusal, match=r"manifest\.json (is damaged|says no state)"):
+        read_manifest(tmp_path)
 
 
 def test_rows_behind_the_checkpoint_and_half_written_ones_are_dropped(tmp_path):

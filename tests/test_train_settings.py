@@ -106,6 +106,8 @@ def test_known_options_and_hydras_own_pass():
         ("sampling.guidance=abc", "sampling.guidance=abc is no finite number"),
         ("sampling.guidance=inf", "is no finite number"),
         ("batch_split=9", "batch_split=9 is more than batch_size=8"),
+        ("runs_dir='~/runs'", "runs_dir=~/runs would make a folder called ~"),
+        ("continue_from='~/runs/a'", "write the path out"),
     ],
 )
 def test_bad_values_are_refused_in_a_sentence(override, message):

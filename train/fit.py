@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from omegaconf import DictConfig
 
+from train import Refusal
 from train.callbacks import Progress, StopOnSignal
 from train.data import load_data
 from train.folder import RunFolder
@@ -50,6 +51,12 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
     The working directory must be the run folder, and is where everything is written.
     """
     data = load_data(settings)
+    data_sha256 = data.sha256()
+    if folder.manifest.get("data_sha256", data_sha256) != data_sha256:
+        raise Refusal(
+            "the pictures or their captions are not those that the run began with (data_sha256 in its manifest.json): "
+            "put them back, or train under another seed or runs_dir"
+        )
     module = TextToImage(settings, data)
     checkpoint = newest_checkpoint(folder.path)
     done = checkpoint_step(checkpoint)
@@ -89,7 +96,7 @@ def fit(settings: DictConfig, folder: RunFolder, sweep: bool) -> tuple[int, floa
         if products != "native":
             print(f"{folder.name}: {products}", flush=True)
         folder.update(
-            data_sha256=data.sha256(), unreadable_pictures=data.unreadable, operators=operators, products=products
+            data_sha256=data_sha256, unreadable_pictures=data.unreadable, operators=operators, products=products
         )
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         if trainer.global_step < settings.steps:

@@ -113,11 +113,16 @@ class RunFolder:
 
 
 def read_manifest(path: Path) -> dict | None:
-    """A run folder's manifest, or None where there is none yet."""
+    """A run folder's manifest, or None where there is none yet; Refusal for one that is damaged."""
     try:
-        return json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"{path}/manifest.json is damaged ({error}); restore it, or `rm -r {path}`") from error
+    if not isinstance(manifest, dict) or "state" not in manifest:
+        raise Refusal(f"{path}/manifest.json says no state of a run; name another folder, or `rm -r {path}`")
+    return manifest
 
 
 def skip_finished(path: Path, settings: DictConfig, command: str = "python train/run.py ...") -> bool:
@@ -206,7 +211,7 @@ def _take_over(source: Path, manifest: dict, target: Path) -> dict:
             shutil.copytree(part, target / part.name, dirs_exist_ok=True)
         elif part.suffix == ".csv":
             shutil.copy2(part, target / part.name)
-    kept = {key: manifest[key] for key in ("snapshots", "spikes") if key in manifest}
+    kept = {key: manifest[key] for key in ("snapshots", "spikes", "data_sha256") if key in manifest}
     return {"continued_from": source.name, **kept}
 
 

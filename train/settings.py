@@ -127,6 +127,8 @@ def check_settings(settings: DictConfig) -> None:
     for key in TEXTS:
         if key in values and not (values[key] is None and usual[key] is None) and not _is_text(values[key]):
             raise Refusal(f"{key}={values[key]} is no text; a number in quotes is one: \"{key}='1'\"")
+        if key != "logger.project" and str(values.get(key)).startswith("~"):
+            raise Refusal(f"{key}={values[key]} would make a folder called ~; write the path out, from / on")
     for keys, least in ((POSITIVE, 1), (NATURAL, 0)):
         for key in keys:
             if key in values and not (is_whole(values[key]) and least <= values[key] <= LARGEST):

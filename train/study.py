@@ -64,6 +64,8 @@ def read_words(words: list[str]) -> tuple[dict, list[str]]:
     common = [f"{key}={value}" for key, value in options.items() if key not in OWN]
     check_overrides(common, single="every run of the study takes the same one")
     seeds = own["seeds"].split(",")
+    if not own["runs_dir"].strip():
+        raise Refusal("runs_dir= is empty, which is the checkout itself; name a folder, such as runs_dir=runs")
     if not all(seed.isascii() and seed.isdecimal() for seed in seeds):
         raise Refusal(f"seeds={own['seeds']} is not allowed; use whole numbers of at least 0 with commas between them")
     for key in ("drop_weights", "plan"):
@@ -73,7 +75,8 @@ def read_words(words: list[str]) -> tuple[dict, list[str]]:
     sweeps = own["sweeps"].split(",")
     for sweep in sweeps:
         products(sweep, 0)
-    return own | {"seeds": [int(seed) for seed in seeds], "sweeps": sweeps}, common
+    once = {"seeds": list(dict.fromkeys(map(int, seeds))), "sweeps": list(dict.fromkeys(sweeps))}
+    return own | once, common
 
 
 def products(sweep: str, seed: int) -> list[dict[str, str]]:
