@@ -115,14 +115,15 @@ def test_fp64_is_judged_in_extended_precision_unless_told_otherwise():
 def test_exponents_of_exact_power_laws():
     frame = pd.DataFrame(
         [
-            {"seed": s, "x": x, "kind": kind, "y": (1 + s) * x**power}
-            for kind, power in (("root", 0.5), ("inverse", -1.0))
+            {"seed": s, "x": x, "kind": kind, "y": 0.1 * (1 + s) * x**power}
+            for kind, power in (("root", 0.5), ("inverse", -1.0), ("constant", 0.0))
             for s in range(3)
             for x in (1, 2, 4, 8)
         ]
     )
     slopes = log_slopes(frame, "x", "y", ["kind"]).set_index("kind")
-    assert slopes["exponent"].to_dict() == pytest.approx({"root": 0.5, "inverse": -1.0})
+    assert slopes["exponent"].to_dict() == pytest.approx({"root": 0.5, "inverse": -1.0, "constant": 0.0})
+    assert (slopes.loc["constant", ["exponent", "low", "high"]] == 0).all()  # not what rounding leaves of it
     assert (slopes["seeds"] == 3).all() and np.allclose(slopes["low"], slopes["high"])
     with pytest.raises(ValueError, match="two seeds"):
         log_slopes(frame[frame["seed"] == 0], "x", "y", ["kind"])

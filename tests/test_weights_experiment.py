@@ -192,10 +192,10 @@ def test_short_answer():
         {"distribution": "normal", "format": "bf16", "family": family, "seed": seed, "algorithm": algorithm, "rms": rms}
         for (family, algorithm), rms in errors.items()
         for seed in (0, 1)
-    ).assign(against="golden", reference="rounded")
+    ).assign(against="golden", reference="rounded", N=1024, Bc=64)
     weights = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.3], ulp_twin=[0.1, 0.1, 0.2, 0.4])
     text = short_answer(formats, weights.assign(precision="bf16"))
-    assert "errs 0.50 to 0.50 times as much" in text and "errs 3.0 to 3.0 times as much" in text
+    assert "At 1,024 keys in tiles of 64" in text and "errs 0.50 to 0.50 times as much" in text and "errs 3.0 to 3.0 times as much" in text
     assert "30.0% in BF16" in text and "drift as far" in text and "0.75 [0.75, 0.75] in BF16" in text
     assert "a small model and 2 seeds" in text
     farther = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.8], ulp_twin=[0.1, 0.1, 0.2, 0.4])
@@ -242,6 +242,6 @@ def test_systematic_verdict_follows_the_permutation_test():
     assert systematic_verdict(effects([0.3, 0.9])).holds == "does not hold"
     early = systematic_verdict(effects([0.001, 0.4]))
     assert early.holds == "holds only where"
-    assert "weights in BF16 at 1 of 2 snapshots, the last of them step 100 (at step 200 2.0%" in early.text
+    assert "weights in BF16 at 1 of 2 snapshots, the last one at step 100 (at step 200 2.0%" in early.text
     with pytest.raises(ValueError, match=r"0\.12 is the smallest p that so few twins can give"):
         systematic_verdict(effects([0.2, 0.4]).assign(twins=4))

@@ -25,7 +25,8 @@ def log_slopes(frame: pd.DataFrame, x: str, y: str, by: Sequence[str], *, confid
     rows = []
     for key, group in frame[frame[y] > 0].groupby(list(by), sort=False):
         parts = [part for _, part in group.groupby("seed") if part[x].nunique() > 1]
-        slopes = [np.polyfit(np.log(part[x]), np.log(part[y]), 1)[0] for part in parts]
+        # Relative to the first value: the exponent of a constant is 0, and not what rounding leaves of it.
+        slopes = [np.polyfit(np.log(part[x]), np.log(part[y] / part[y].iloc[0]), 1)[0] for part in parts]
         if len(slopes) < 2:
             raise ValueError(f"{key}: an interval needs two seeds with two values of {x} each, got {len(slopes)}")
         mean, error = float(np.mean(slopes)), float(stats.sem(slopes))

@@ -36,6 +36,7 @@ def short_answer(formats: pd.DataFrame, weights: pd.DataFrame) -> str:
     formats, weights : the tables of Figure 3 and of Figures 7 and 8.
     """
     kernel, uniform = error_ratio(formats, "kernel", "fa2"), error_ratio(formats, "uniform", "fa1")
+    keys, tile = int(formats["N"].max()), int(formats["Bc"].max())
     ratios = twin_intervals(weights)
     ratios = ratios[ratios["step"] == ratios["step"].max()]
     flash = whole_model(weights, "Flash against Baseline")
@@ -47,9 +48,10 @@ def short_answer(formats: pd.DataFrame, weights: pd.DataFrame) -> str:
     )
     alike = bool((ratios["low_end"] <= 1).all())
     return (
-        f"1. With the rounding of real kernels, Flash Attention in BF16 errs {kernel[0]:.2f} to {kernel[1]:.2f} times "
+        f"1. At {keys:,} keys in tiles of {tile} and with the rounding of real kernels, Flash Attention in BF16 errs "
+        f"{kernel[0]:.2f} to {kernel[1]:.2f} times "
         "as much as attention written out in BF16; with every intermediate forced into BF16, which no kernel we know "
-        f"of does, it errs {uniform[0]:.1f} to {uniform[1]:.1f} times as much, and more in longer sequences.\n"
+        f"of does, it errs {uniform[0]:.1f} to {uniform[1]:.1f} times as much, and more with more tiles.\n"
         "2. Weights trained with it drift away from those trained without it, here by a relative distance of "
         f"{drift}, and those of a run without Flash Attention that is nudged by one unit in the last place drift "
         + ("as far" if alike else "less far")

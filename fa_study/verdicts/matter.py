@@ -31,7 +31,8 @@ def matter_verdict(losses: pd.DataFrame, lines: pd.DataFrame) -> Verdict:
     others = ratios[ratios["kind"] == OTHER].set_index("precision")["spread"]
     text = f"Held-out loss of Flash over that of Baseline: {'; '.join(words)}."
     if len(others):
-        spread = ", ".join(f"{value:.1%} in {precision.upper()}" for precision, value in others.items())
+        others = others.rename(lambda precision: precision.removesuffix("_emulated").upper())
+        spread = ", ".join(f"{value:.1%} in {precision}" for precision, value in others.items())
         text += f" Two initialisations differ by {spread} (standard deviation)."
     rises = barriers(lines)
     between, apart = rises[rises["kind"] == FLASH], rises[rises["kind"] == OTHER]

@@ -128,7 +128,9 @@ def length_verdict(frame: pd.DataFrame) -> Verdict:
     if len(where) and not grows[absolute].all():
         counts = trends[absolute].assign(grows=grows).groupby("distribution")["grows"].agg(["sum", "count"])
         text += (
-            " Absolute, by inputs: " + ", ".join(f"{d} {r['sum']} of {r['count']}" for d, r in counts.iterrows()) + "."
+            " Absolute, by inputs: "
+            + ", ".join(f"{LABELS[d]} {r['sum']} of {r['count']}" for d, r in counts.iterrows())
+            + "."
         )
     return Verdict("C3", answer((grows & absolute).sum(), absolute.sum()), text)
 
@@ -152,7 +154,7 @@ def swap_verdict(frame: pd.DataFrame, *, share: float = 0.95) -> Verdict:
     families = larger.groupby("family").agg(["sum", "count"])
     text = (
         f"Where the swap makes the key tiles narrower, it grows in {larger.sum()} of {len(larger)} settings ("
-        + ", ".join(f"{family}: {row['sum']} of {row['count']}" for family, row in families.iterrows())
+        + ", ".join(f"{_FAMILIES[family]} {row['sum']} of {row['count']}" for family, row in families.iterrows())
         + f"), the ratio being {medians.min():.2g} to {medians.max():.2g} over all; where it leaves Bc alone, it has "
         + ("no effect." if (same["ratio"] == 1).all() else "an effect, which it should not.")
     )
@@ -172,8 +174,9 @@ def square_verdict(frame: pd.DataFrame, *, little: float = 1.5) -> Verdict:
     small = {v: m.between(1 / little, little) for v, m in medians.items()}
     part, whole = sum(s.sum() for s in small.values()), sum(len(s) for s in small.values())
     text = "; ".join(
-        f"{v}: within a factor of {little:g} in {small[v].sum()} of {len(m)} settings (from {m.min():.2g} to "
-        f"{m.max():.2g})"
+        f"{v}: within a factor of {little:g} in {small[v].sum()} of {len(m)} settings ("
+        + ("no difference at all" if m.eq(1).all() else f"from {m.min():.2g} to {m.max():.2g}")
+        + ")"
         for v, m in medians.items()
     )
     return Verdict("C5", answer(part, whole), text + ".")
@@ -195,7 +198,7 @@ def block_size_verdict(frame: pd.DataFrame, shares: pd.DataFrame) -> Verdict:
     left = shares.groupby([name for name in shares if name not in ("seed", "share")])["share"].median()
     because = left < 0.5
     falling = ", ".join(
-        f"{family} {row['sum']} of {row['count']}"
+        f"{_FAMILIES[family]} {row['sum']} of {row['count']}"
         for family, row in slopes.assign(smaller=smaller).groupby("family")["smaller"].agg(["sum", "count"]).iterrows()
     )
     text = (

@@ -85,8 +85,9 @@ def low_precision_verdict(table: pd.DataFrame) -> Verdict:
     words = []
     for (low, precision), rows in ratios[ratios["metric"] == "relative_l2"].groupby(["low", "precision"], sort=False):
         first, last = rows.loc[rows["step"].idxmin()], rows.loc[rows["step"].idxmax()]
+        begin = f"{float(format(first['centre'], '.3g')):,g}"  # three digits, without an exponent
         words.append(
-            f"{low}, Flash in {precision.upper()}: {first['centre']:.3g} at step {first['step']}, {last['centre']:.2f} "
+            f"{low}, Flash in {precision.upper()}: {begin} at step {first['step']}, {last['centre']:.2f} "
             f"({last['low_end']:.2f} to {last['high_end']:.2f}, {last['seeds']} seeds) at step {last['step']}"
         )
     text = (
@@ -166,7 +167,7 @@ def systematic_verdict(effects: pd.DataFrame, *, level: float = 0.01) -> Verdict
         last, found = rows.loc[rows["step"].idxmax()], rows[rows["p"] < level]
         words.append(
             f"{space} in {precision.upper()} at {len(found)} of {len(rows)} snapshots"
-            + (f", the last of them step {found['step'].max()}" if len(found) else "")
+            + (f", the last one at step {found['step'].max()}" if len(found) else "")
             + f" (at step {last['step']} {last['share']:.1%} of the squared distance, p = {last['p']:.2g}; "
             f"{last['detectable']:.1%} would have had p = 0.05)"
         )
