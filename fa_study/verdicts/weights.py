@@ -65,10 +65,17 @@ def initialisation_verdict(table: pd.DataFrame) -> Verdict:
         words.append(
             f"{name} {ratios.min():.2g} to {ratios.max():.2g} times (no faster in {slower.sum()} of {len(slower)})"
         )
-    pairs = whole_model(table, "other initialisation").groupby("precision")["seed"].nunique().max()
+    counts = [
+        whole_model(table, kind).groupby("precision")["seed"].nunique()
+        for kind in ("Flash against Baseline", "other initialisation")
+    ]
+    pairs = "; ".join(
+        f"{p.upper()}: {count} pairs of Flash and Baseline, {counts[1].get(p, 0)} of initialisations"
+        for p, count in counts[0].items()
+    )
     text = (
         "Growth per step of the distance of Flash from Baseline, over that of two initialisations: "
-        f"{', '.join(words)}; from {table['seed'].nunique()} seeds and {pairs} pairs of initialisations per precision."
+        f"{', '.join(words)}. {pairs}."
     )
     return Verdict("C8", answer(part, whole), text)
 
