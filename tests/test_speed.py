@@ -17,11 +17,10 @@ def measured(**bars):
 @pytest.mark.parametrize(
     ("bar", "limit", "share", "result"),
     [
-        ("<= 2", 2.0, 0.25, "met"),
-        ("< 1", 1.0, 0.5, "met"),
+        ("at most 2", 2.0, 0.25, "met"),
         ("at most 1/4 = 0.25", 0.25, 2.0, "missed"),
         ("at most 0.5", 0.5, 1.0, "met"),
-        (">= 1.5 (100 x per row)", 1.5, 3.0, "missed"),
+        ("at least 1.5 (100 x per row)", 1.5, 3.0, "missed"),
         ("at least 0.25", 0.25, 0.5, "met"),
     ],
 )
@@ -37,7 +36,9 @@ def test_every_stored_bar_is_understood():
 
 
 def test_the_chart_says_what_is_missed_and_leaves_out_a_zero():
-    bars = beside_bars(pd.concat([measured(fast="<= 1", slow="<= 0.25"), measured(nothing="< 1").assign(ratio=0.0)]))
+    bars = beside_bars(
+        pd.concat([measured(fast="at most 1", slow="at most 0.25"), measured(nothing="at most 1").assign(ratio=0.0)])
+    )
     spec = speed(bars, "t").to_dict()
     assert "slow 2.00, missed" in spec["usermeta"]["alt"] and "fast 0.50, met" in spec["usermeta"]["alt"]
     drawn = {row["benchmark"] for rows in spec["datasets"].values() for row in rows if "benchmark" in row}

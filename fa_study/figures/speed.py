@@ -11,7 +11,7 @@ import pandas as pd
 
 from fa_study.figures.theme import COLOURS, describe
 
-_BAR = re.compile(r"(<=?|at most|>=?|at least) ([\d./]+)")
+_BAR = re.compile(r"(at most|at least) ([\d./]+)")
 _LINE = 62  # letters of a benchmark's name on one line
 
 
@@ -30,7 +30,7 @@ def beside_bars(table: pd.DataFrame) -> pd.DataFrame:
     found = table["bar"].map(_BAR.match)
     shown = table[found.notna()].copy()
     shown["limit"] = [float(Fraction(match[2])) for match in found.dropna()]
-    more = [match[1] in (">", ">=", "at least") for match in found.dropna()]
+    more = [match[1] == "at least" for match in found.dropna()]
     share = shown["ratio"] / shown["limit"]
     shown["share"] = share.where(~pd.Series(more, index=shown.index), 1 / share)
     shown["result"] = shown["share"].le(1).map({True: "met", False: "missed"})

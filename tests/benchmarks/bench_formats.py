@@ -37,7 +37,9 @@ def measure() -> list[dict]:
     rows = []
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         ours = partial(round_to, x, name)
-        rows.append(ratio(f"round to {name} / two casts", ours, lambda d=dtype: x.to(d).float(), bar="<= 2", rounds=15))
+        rows.append(
+            ratio(f"round to {name} / two casts", ours, lambda d=dtype: x.to(d).float(), bar="at most 2", rounds=15)
+        )
     for name, info, bits in (
         ("fp8_e5m2", format_info_ocp_e5m2, (5, 2)),
         ("tf32", TF32_GFLOAT, (8, 10)),
@@ -45,25 +47,29 @@ def measure() -> list[dict]:
     ):
         ours = partial(round_to, x, name)
         rows.append(
-            ratio(f"round to {name} / gfloat", ours, partial(gfloat.round_ndarray, info, array), bar="<= 1/5 = 0.2")
+            ratio(
+                f"round to {name} / gfloat", ours, partial(gfloat.round_ndarray, info, array), bar="at most 1/5 = 0.2"
+            )
         )
-        rows.append(ratio(f"round to {name} / pychop", ours, partial(pychop.Chop(*bits), x), bar="<= 1/3 = 0.333"))
+        rows.append(ratio(f"round to {name} / pychop", ours, partial(pychop.Chop(*bits), x), bar="at most 1/3 = 0.333"))
     wide = x.double()
     rows.append(
         ratio(
             "round float64 to bf16 / gfloat",
             partial(round_to, wide, "bf16"),
             partial(gfloat.round_ndarray, gfloat.formats.format_info_bfloat16, wide.numpy()),
-            bar="<= 1/5 = 0.2",
+            bar="at most 1/5 = 0.2",
         )
     )
     negative = -x.abs()
     rows.append(ratio("fexp_u20 / torch.exp", partial(fexp_u20, negative), partial(torch.exp, negative), bar="none"))
     masked = negative.masked_fill(x > 0, -torch.inf)
-    rows.append(ratio("masked exp / torch.exp", partial(exact_exp, masked), partial(torch.exp, masked), bar="<= 1"))
+    rows.append(
+        ratio("masked exp / torch.exp", partial(exact_exp, masked), partial(torch.exp, masked), bar="at most 1")
+    )
     a, b = (torch.randn(4, *shape).bfloat16().float() for shape in ((256, 64), (64, 512)))
     narrow = partial(product, a, b, Accumulation(), narrow=True)
-    rows.append(ratio("BF16 product / FP32 product", narrow, partial(torch.bmm, a, b), bar="<= 1"))
+    rows.append(ratio("BF16 product / FP32 product", narrow, partial(torch.bmm, a, b), bar="at most 1"))
     torch.set_num_threads(threads)
     return rows
 
