@@ -195,7 +195,11 @@ def test_short_answer():
     ).assign(against="golden", reference="rounded", N=1024, Bc=64)
     weights = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.3], ulp_twin=[0.1, 0.1, 0.2, 0.4])
     text = short_answer(formats, weights.assign(precision="bf16"))
-    assert "At 1,024 keys in tiles of 64" in text and "errs 0.50 to 0.50 times as much" in text and "errs 3.0 to 3.0 times as much" in text
+    assert (
+        "At 1,024 keys in tiles of 64" in text
+        and "errs 0.50 to 0.50 times as much" in text
+        and "errs 3.0 to 3.0 times as much" in text
+    )
     assert "30.0% in BF16" in text and "drift as far" in text and "0.75 [0.75, 0.75] in BF16" in text
     assert "a small model and 2 seeds" in text
     farther = table_of(Flash_against_Baseline=[0, 0.1, 0.2, 0.8], ulp_twin=[0.1, 0.1, 0.2, 0.4])
