@@ -131,25 +131,30 @@ def amplification_verdict(table: pd.DataFrame) -> Verdict:
 def uniform_in_training(table: pd.DataFrame) -> str:
     """How far attention with every intermediate in BF16 moves the weights, beside the ulp twins of the same seeds.
 
-    A sentence per seed, at the last step that both have; "" if the table holds no such run with its twins.
+    Each seed at the last step that both have; "" if the table holds no such run with its twins.
     """
     tiled, twins = (
         whole_model(table, kind).astype({"variant": str}) for kind in ("tiled against Baseline", "ulp twin")
     )
     tiled = tiled[tiled["variant"].eq("uniform bf16") & tiled["precision"].eq("bf16")]
     twins = twins[twins["variant"].eq("") & twins["precision"].eq("bf16")]
-    sentences = []
+    seeds = []
     for seed, rows in tiled[tiled["step"].isin(twins["step"])].groupby("seed"):
         last = rows.loc[rows["step"].idxmax()]
         floor = twins[twins["seed"].eq(seed) & twins["step"].eq(last["step"])]["relative_l2"]
         if len(floor):
             inside = "within" if floor.min() <= last["relative_l2"] <= floor.max() else "beside"
-            sentences.append(
-                f"With every intermediate of attention in BF16, as in the paper's re-implementation, the weights of "
-                f"seed {seed} are {last['relative_l2']:.1%} from Baseline's at step {last['step']}, {inside} the "
-                f"{floor.min():.1%} to {floor.max():.1%} of its ulp twins (number of twins: {len(floor)})."
+            span = f"{floor.min():.1%} to {floor.max():.1%} of its {len(floor)} ulp twins"
+            seeds.append(
+                f"those of seed {seed} {last['relative_l2']:.1%} at step {last['step']}, {inside} the "
+                + (span if len(floor) > 1 else f"{floor.min():.1%} of its ulp twin")
             )
-    return " ".join(sentences)
+    if not seeds:
+        return ""
+    return (
+        "With every intermediate of attention in BF16, as in the paper's re-implementation, weights move away from "
+        f"Baseline's: {'; '.join(seeds)}."
+    )
 
 
 def systematic_verdict(effects: pd.DataFrame, *, level: float = 0.01) -> Verdict:
