@@ -249,7 +249,7 @@ def test_a_longer_run_can_continue_a_finished_one_and_equals_an_uninterrupted_on
         train_here(tmp_path / "c", "attn=flash", "steps=8", "snapshots.every=2", f"continue_from={flash_run}")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"snapshots": []}', "[" * 100_000, "caf\u00e9"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"snapshots": []}', "[" * 100_000, "\u00e9t\u00e9"])
 def test_a_damaged_manifest_is_refused_by_name(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text, encoding="latin-1")
     with pytest.raises(Refusal, match=r"manifest\.json (is damaged|says no state)"):
