@@ -10,6 +10,7 @@ than any perturbation would have given. Exit codes: 0 written, 1 user error.
 from __future__ import annotations
 
 import argparse
+import os
 import zlib
 from pathlib import Path
 
@@ -78,10 +79,12 @@ def run(args: argparse.Namespace) -> int:
     total = sum(tensor.numel() for tensor in twins.values())
     if not moved:
         raise ValueError(f"{args.checkpoint}: no value could be moved, only floats of 16, 32 and 64 bits are")
+    temporary = args.out.with_name(f".{os.getpid()}.{args.out.name}")
     try:
-        save_file(twins, args.out, metadata={"twin_of": str(args.checkpoint), "seed": str(args.seed)})
+        save_file(twins, temporary, metadata={"twin_of": str(args.checkpoint), "seed": str(args.seed)})
+        os.replace(temporary, args.out)
     except (SafetensorError, OSError) as error:  # a full disk, as safetensors calls it
-        args.out.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise ValueError(f"{args.out} could not be written: {error}") from error
     print(f"{args.out}: {moved} of {total} values moved by one unit in the last place")
     return 0

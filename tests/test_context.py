@@ -74,7 +74,8 @@ def test_a_twin_that_would_be_none_or_cannot_be_written(tmp_path, monkeypatch, c
 
     monkeypatch.setattr("fa_study.twin.save_file", full_disk)
     assert main(["twin", str(tmp_path / "one.safetensors"), str(out)]) == 1
-    assert "could not be written: I/O error: No space left" in capsys.readouterr().err and not out.exists()
+    assert "could not be written: I/O error: No space left" in capsys.readouterr().err
+    assert not out.exists() and not list(tmp_path.glob(".*"))  # no half of it under another name either
 
 
 def test_a_twin_given_twice_is_refused(tmp_path, capsys):
