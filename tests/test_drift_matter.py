@@ -131,7 +131,8 @@ def test_lines_and_samples_become_tables_that_keep_what_is_gone(tmp_path, monkey
     make_run(tmp_path / "b", "baseline")
     assert reduce_matter(tmp_path / "b", tables) == told
     assert read_table("samples.parquet", tables)["png"].iloc[0] == strips["png"].iloc[0]
-    assert read_manifest(tables)["lines.parquet"]["run_commits"] == ["abc"]
+    entry = read_manifest(tables)["lines.parquet"]
+    assert entry["run_commits"] == ["abc"] and "flash-fp32-dit-s0" in entry["runs"]  # whose row is still there
     with pytest.raises(SystemExit) as stop:
         matter.main([str(tmp_path)])
     assert stop.value.code == 2 and "holds no finished run; give a folder" in capsys.readouterr().err

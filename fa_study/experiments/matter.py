@@ -19,7 +19,7 @@ from PIL import Image
 from fa_study.experiments.amplification import FLASH, TWIN
 from fa_study.experiments.intervals import detectable_ratio, log_ratio_interval
 from fa_study.experiments.predictions import run_columns
-from fa_study.experiments.reduce_runs import compact, merged, origins
+from fa_study.experiments.reduce_runs import compact, joined, merged, origins
 from fa_study.experiments.runs import PLAIN, Pair, plain, runs_in
 from fa_study.experiments.weights import pair_table
 from fa_study.tables import DATA, read_manifest, read_table, write_table
@@ -160,7 +160,8 @@ def reduce_matter(folder: Path, tables: Path = DATA) -> list[str]:
         frame = merged(measure(folder), stored)
         if not frame.empty:
             command = "python -m fa_study.experiments.matter runs/study"
-            write_table(compact(frame), name, command=command, folder=tables, **origins(folder))
+            facts = joined(origins(folder), entries.get(name, {}))
+            write_table(compact(frame), name, command=command, folder=tables, **facts)
             told.append(f"{name}: {len(frame)} rows")
     return told
 

@@ -39,7 +39,7 @@ RUNS: dict[str, Callable[[Path], pd.DataFrame]] = {
 AGAIN = "runs_again.csv"
 
 
-def origins(folder: Path) -> dict[str, object]:
+def origins(folder: Path) -> dict[str, list]:
     """Where the runs of `folder` come from, for the manifest of a table."""
     runs = runs_in(folder)
     manifests = [json.loads((run / "manifest.json").read_text()) for run in runs]
@@ -49,6 +49,11 @@ def origins(folder: Path) -> dict[str, object]:
         "run_threads": sorted({manifest["threads"] for manifest in manifests}),
         "run_devices": sorted({manifest["device_name"] for manifest in manifests}),
     }
+
+
+def joined(here: dict[str, list], entry: dict) -> dict[str, list]:
+    """The origins of a table to which runs are added: `here`, and those that its entry in the manifest has."""
+    return {key: sorted({*value, *entry.get(key, ())}) for key, value in here.items()}
 
 
 def merged(new: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
@@ -90,7 +95,7 @@ def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, com
     here, lines = origins(folder), []
     for name, frame in frames.items():
         if not frame.empty:
-            facts = {key: sorted({*value, *entries.get(name, {}).get(key, ())}) for key, value in here.items()}
+            facts = joined(here, entries.get(name, {}))
             write_table(
                 compact(frame) if name.endswith(".parquet") else frame,
                 name,
