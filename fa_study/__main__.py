@@ -1,4 +1,6 @@
-"""The command line: python -m fa_study COMMAND. Exit codes: 0 done, 1 user error, others as the command says."""
+"""The command line: python -m fa_study COMMAND. Exit codes: 0 done, 1 user error, 130 interrupted, others as the
+command says.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import warnings
 COMMANDS = {
     "audit": "fa_study.audit.command",
     "audit-model": "fa_study.audit_model.command",
-    "compare": "fa_study.compare",
-    "kernels": "fa_study.kernel_table",
-    "twin": "fa_study.twin",
+    "compare": "fa_study.compare.command",
+    "kernels": "fa_study.kernels.command",
+    "twin": "fa_study.compare.twin",
 }
 
 
@@ -51,4 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -52,7 +52,7 @@ def parse_rounding(value: SiteRounding) -> Rounding:
 
 @dataclass(frozen=True)
 class Accumulation:
-    """How the sums inside a matrix product are kept: see `fa_study.products.matmul`.
+    """How the sums inside a matrix product are kept: see `fa_study.attention.products.matmul`.
 
     Parameters
     ----------

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fa_study.attention import baseline_attention, flash_attention, golden_attention, merge_attention
-from fa_study.exponentials import exact_exp
-from fa_study.forward import Call
-from fa_study.reference import reference_attention
+from fa_study.attention.exponentials import exact_exp
+from fa_study.attention.forward import Call
+from fa_study.attention.reference import reference_attention
+from fa_study.attention.tile_products import bf16_products
 from fa_study.rounding import RoundingPolicy
-from fa_study.tile_products import bf16_products
 
 ALGORITHMS = ("fa1", "fa2", "fa4")
 FORMATS = ("bf16", "fp16", "fp8_e5m2", "fp8_e4m3", "e6m9", "tf32")

@@ -14,7 +14,7 @@ from fa_study.attention import (
     golden_attention,
     merge_attention,
 )
-from fa_study.reference import reference_attention
+from fa_study.attention.reference import reference_attention
 from fa_study.rounding import RoundingPolicy
 
 FP32 = RoundingPolicy.uniform("fp32")

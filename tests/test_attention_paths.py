@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from fa_study import operands, tiles
-from fa_study.attention import flash_attention
-from fa_study.exponentials import EXPONENTIALS
+from fa_study.attention import flash_attention, operands, tiles
+from fa_study.attention.exponentials import EXPONENTIALS
 from fa_study.rounding import RoundingPolicy
 
 POLICIES = {

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fa_study.attention import baseline_attention, flash_attention, golden_attention
-from fa_study.golden import golden_scores
+from fa_study.attention.golden import golden_scores
 from fa_study.rounding import RoundingPolicy
 
 POLICIES = [RoundingPolicy.uniform("bf16"), RoundingPolicy.kernel("bf16"), RoundingPolicy.eager("fp16")]

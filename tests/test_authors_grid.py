@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fa_study.attention import attention_gradients, flash_attention, golden_attention
-from fa_study.golden import live_keys
+from fa_study.attention.golden import live_keys
 from fa_study.rounding import RoundingPolicy
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 
 from fa_study.__main__ import main
 from fa_study.distance import METRICS, tensor_distance, weight_distances
-from fa_study.metrics import COUNT_METRICS, REAL_METRICS
+from fa_study.distance.metrics import COUNT_METRICS, REAL_METRICS
+from fa_study.distance.wasserstein import sorted_wasserstein
 from fa_study.names import ZERO_GRADIENT
 from fa_study.snapshots import load_weights
-from fa_study.wasserstein import sorted_wasserstein
 
 
 def moved(weights: dict, by: float = 0.1, seed: int = 9) -> dict:
@@ -101,7 +101,7 @@ def test_pooled_values_of_several_formats_are_pooled_exactly():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("limit", [1, 700, 10**9])
 def test_pooled_distance_is_exact_in_slices_of_any_size(monkeypatch, dtype, limit):
-    monkeypatch.setattr("fa_study.streamed.SLICE", limit)
+    monkeypatch.setattr("fa_study.distance.streamed.SLICE", limit)
     generator = torch.Generator().manual_seed(0)
     a = {f"w{i}": torch.randn(300, generator=generator, dtype=torch.float64).to(dtype) * 10.0**i for i in range(-3, 3)}
     a |= {"narrow": torch.randn(500, generator=generator).bfloat16(), "zero": torch.zeros(50, dtype=dtype)}
@@ -381,7 +381,7 @@ def test_two_gigabytes_are_compared_within_one(tmp_path):
             part = {f"l.{shard}.{i}": values * (factor + i + shard) for i in range(4)}
             save_file(part, tmp_path / side / f"s{shard}.safetensors")
     program = (
-        "import resource, sys; import fa_study.compare; from fa_study.__main__ import main;"
+        "import resource, sys; import fa_study.compare.command; from fa_study.__main__ import main;"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize();"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30));"
         f"sys.exit(main(['compare', '{tmp_path}/a', '{tmp_path}/b', '--workers', '2']))"

@@ -7,9 +7,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fa_study.__main__ import main
-from fa_study.context import METRICS, context_chart, context_distances, context_sentences
+from fa_study.compare.context import METRICS, context_chart, context_distances, context_sentences
+from fa_study.compare.twin import one_ulp
 from fa_study.snapshots import load_weights
-from fa_study.twin import one_ulp
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -72,7 +72,7 @@ def test_a_twin_that_would_be_none_or_cannot_be_written(tmp_path, monkeypatch, c
         path.write_bytes(b"half of it")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("fa_study.twin.save_file", full_disk)
+    monkeypatch.setattr("fa_study.compare.twin.save_file", full_disk)
     assert main(["twin", str(tmp_path / "one.safetensors"), str(out)]) == 1
     assert "could not be written: I/O error: No space left" in capsys.readouterr().err
     assert not out.exists() and not list(tmp_path.glob(".*"))  # no half of it under another name either
@@ -200,7 +200,9 @@ def test_nothing_to_pool_is_said(files):
 
 def test_each_pair_is_compared_once(files, monkeypatch):
     opened = []
-    monkeypatch.setattr("fa_study.trajectories.load_weights", lambda *s: opened.append(s[0]) or load_weights(*s))
+    monkeypatch.setattr(
+        "fa_study.compare.trajectories.load_weights", lambda *s: opened.append(s[0]) or load_weights(*s)
+    )
     a, b, twin = (files(name, {"w": torch.full((4,), x)}) for name, x in (("a", 1.0), ("b", 2.0), ("twin", 1.5)))
     assert main(["compare", a, b, "--twins", twin]) == 0
     assert opened == [a, b, a, twin]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fa_study.distance import max_difference, tensor_distance, value_quantiles, wasserstein_distance
-from fa_study.metrics import METRICS, compare
-from fa_study.values import BLOCK, flatten
+from fa_study.distance.metrics import METRICS, compare
+from fa_study.distance.values import BLOCK, flatten
 
 FLOATS = [
     torch.float64,

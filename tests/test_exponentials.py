@@ -10,7 +10,7 @@ import torch
 from float_checks import assert_same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fa_study.exponentials import EXPONENTIALS, exact_exp, fexp_u20, shifted_exp
+from fa_study.attention.exponentials import EXPONENTIALS, exact_exp, fexp_u20, shifted_exp
 from fa_study.rounding import parse_rounding
 
 LIMITS = (-87.3365478515625, 88.72283935546875)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_study.distance import ValueHistogram, wasserstein_distance
-from fa_study.wasserstein import sorted_wasserstein
+from fa_study.distance.wasserstein import sorted_wasserstein
 
 NARROW = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 

@@ -11,9 +11,8 @@ from functools import cache, reduce
 import pytest
 import torch
 
-from fa_study import tile_products
-from fa_study.attention import attention_gradients, flash_attention, golden_attention
-from fa_study.exponentials import fexp_u20
+from fa_study.attention import attention_gradients, flash_attention, golden_attention, tile_products
+from fa_study.attention.exponentials import fexp_u20
 from fa_study.rounding import RoundingPolicy
 
 pytestmark = pytest.mark.skipif(

@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fa_study import kernel_table
 from fa_study.__main__ import main
 from fa_study.attention import golden_attention
 from fa_study.audit.cases import Case
 from fa_study.audit.gradient_policies import fit_gradients, torch_cpu_tile
 from fa_study.audit.policies import fit
 from fa_study.audit.subject import Subject
-from fa_study.kernel_table import COLUMNS, measure_kernel, measure_kernels
-from fa_study.kernels import KERNELS, WITH_LSE, available_kernels, kernel, run_kernel
+from fa_study.kernels import KERNELS, Kernel, available_kernels, command, kernel, measure, run_kernel
+from fa_study.kernels.measure import COLUMNS, measure_kernel, measure_kernels
+from fa_study.kernels.registry import WITH_LSE
 from fa_study.tables import read_table
 from fa_study.verdicts.kernels import kernels_verdict, other_processor, other_processor_verdict
 
@@ -241,18 +241,32 @@ def test_a_machine_with_a_gpu_measures_its_gpu_and_says_so_first(monkeypatch, ca
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     monkeypatch.setattr(
-        kernel_table,
+        command,
         "measure_kernels",
-        lambda names, say: asked.append(names) or pd.DataFrame(columns=COLUMNS, dtype=object),
+        lambda names, say, seconds: asked.append((names, seconds)) or pd.DataFrame(columns=COLUMNS, dtype=object),
     )
     assert main(["kernels", "--all"]) == 0
-    assert asked[0] == [n for n, k in KERNELS.items() if k.device == "cuda"]
+    assert asked[0] == ([n for n, k in KERNELS.items() if k.device == "cuda"], command.GPU_SECONDS)
     said = capsys.readouterr().out
     assert said.startswith("measuring torch-flash-cuda (bf16, fp16), torch-efficient-cuda")
     assert "on NVIDIA H100 with" in said and "a minute or more for each format" in said
     assert main(["kernels", "--all", "--device", "cpu"]) == 0
     assert main(["kernels", "--kernel", "torch-math-cpu"]) == 0
-    assert {KERNELS[n].device for n in asked[1]} == {"cpu"} and asked[2] == ["torch-math-cpu"]
+    assert {KERNELS[n].device for n in asked[1][0]} == {"cpu"} and asked[2] == (["torch-math-cpu"], math.inf)
+
+
+def test_no_kernel_is_begun_when_time_is_over(monkeypatch):
+    now = iter((0, 1, 5, 5, 7, 7, 7))
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    measured = {"runs": True, "verdict": "pass", "seconds": 4}
+    monkeypatch.setattr(measure, "measure_kernel", lambda k, dtype: {"kernel": k.name, "dtype": dtype, **measured})
+    monkeypatch.setattr(Kernel, "reason", lambda k: "none here" if k.name == "xformers" else "")
+    said = []
+    frame = measure_kernels(["torch-math-reduced-cpu", "torch-math-cuda", "xformers"], said.append, 4)
+    assert list(frame[frame.runs].dtype) == ["bf16"] and len(said) == 6
+    left = frame[frame.reason.fillna("").str.startswith("left out after 0 minutes: --kernel torch-math")]
+    assert list(left.kernel) == ["torch-math-reduced-cpu"] + ["torch-math-cuda"] * 4 and left.dtype.iloc[0] == "fp16"
+    assert frame.reason.iloc[-1] == "none here"
 
 
 @pytest.mark.gpu

@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from tiny_runs import compose_settings
 
-import fa_study.kernels
-from fa_study import kernel_table
 from fa_study.attention import flash_attention, golden_attention, merge_attention
+from fa_study.attention.gradients import tiled_attention
 from fa_study.audit.subject import Subject
-from fa_study.gradients import tiled_attention
-from fa_study.kernels import KERNELS, kernel
+from fa_study.kernels import KERNELS, kernel, measure, registry
 from fa_study.rounding import RoundingPolicy
 from train import Refusal
 from train.arms import attention_function, check_arm, flash_2_tile
@@ -29,7 +27,7 @@ A100, H100 = 108, 132  # processors
 def gpu(monkeypatch):
     """A machine that says it has a GPU; what the kernels' table sends there is computed on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernel_table, "Subject", lambda *known: Subject(*known[:-1], "cpu"))
+    monkeypatch.setattr(measure, "Subject", lambda *known: Subject(*known[:-1], "cpu"))
 
 
 def flash_attn_func(
@@ -65,7 +63,7 @@ def flash_attn_func(
 
 def test_table_of_flash_attn_2(gpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_func=flash_attn_func))
-    row = kernel_table.measure_kernel(KERNELS["flash-attn-2"], "bf16")
+    row = measure.measure_kernel(KERNELS["flash-attn-2"], "bf16")
     assert row["runs"] and row["verdict"] == "pass" and row["gradient_verdict"] == "pass"
     assert "tiles of 128, from the last tile to the first" in row["policies"]
     assert (row["alignment"], row["empty_row_causal"], row["empty_row_lse"]) == ("bottom_right", "zeros", "inf")
@@ -103,7 +101,7 @@ def test_wrappers_of_xformers(monkeypatch):
         ({"mask": mask}, {"mask": mask}),
     ):
         want = golden_attention(q, k, v, **theirs)
-        out, lse = fa_study.kernels.WITH_LSE["xformers"](q, k, v, **ours)
+        out, lse = registry.WITH_LSE["xformers"](q, k, v, **ours)
         assert torch.equal(out, want.out) and torch.equal(lse, want.lse)
         assert torch.equal(KERNELS["xformers"].function(q, k, v, **ours), want.out)
     want = golden_attention(q, k, v, bias=bias, scale=0.3)
@@ -119,11 +117,11 @@ def test_causal_order_for_squares_alone_is_told(gpu):
             raise RuntimeError("No available kernel. Aborting execution.")
         return golden_attention(q, k, v, causal="top_left" if causal else None).out.to(q.dtype)
 
-    k = fa_study.kernels.Kernel("torch-flash-cuda", "torch", "cuda", square, ("bf16",))
+    k = registry.Kernel("torch-flash-cuda", "torch", "cuda", square, ("bf16",))
     named = frozenset(("q", "k", "v", "causal"))
     subject = Subject.of(square, name="square")
     assert subject.parameters == named
-    assert kernel_table._behaviour(subject, k, "bf16")["alignment"] == "only where L = S"
+    assert measure._behaviour(subject, k, "bf16")["alignment"] == "only where L = S"
 
 
 def test_old_copy_inside_flash_attn_is_not_taken_for_flash_attn_4(gpu, monkeypatch, tmp_path):
@@ -139,7 +137,7 @@ def test_old_copy_inside_flash_attn_is_not_taken_for_flash_attn_4(gpu, monkeypat
             raise importlib.metadata.PackageNotFoundError(package)
         return versions[package]
 
-    monkeypatch.setattr(fa_study.kernels, "version", version)
+    monkeypatch.setattr(registry, "version", version)
     assert kernel("flash-attn-2").reason() == ""
     assert "flash-attn-4 is not installed; requirements-gpu.txt" in kernel("flash-attn-4").reason()
     versions["flash-attn-4"] = "4.0.0"

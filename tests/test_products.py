@@ -7,10 +7,10 @@ import pytest
 import torch
 from float_checks import assert_same
 
+from fa_study.attention.products import matmul
+from fa_study.attention.tile_products import bf16_products, padded, product, round_up, tile_width
 from fa_study.formats import round_to
-from fa_study.products import matmul
 from fa_study.rounding import Accumulation
-from fa_study.tile_products import bf16_products, padded, product, round_up, tile_width
 
 HOPPER_FP8 = Accumulation("e8m13:toward_zero", every=32, promote=128)
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fa_study.attention.tile_products import padded, product
 from fa_study.rounding import Accumulation
-from fa_study.tile_products import padded, product
 
 ROWS, TERMS, COLUMNS = 64, 576, 192
 

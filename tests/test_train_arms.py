@@ -13,8 +13,8 @@ from torch import nn
 
 import train.precision
 from fa_study.attention import flash_attention
+from fa_study.attention.tile_products import bf16_products
 from fa_study.rounding import RoundingPolicy
-from fa_study.tile_products import bf16_products
 from train import Refusal
 from train.arms import Tiled, attention_function, check_arm, policy_of
 from train.attention import sdpa

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tiny_runs import TINY, compose_settings
 
-from train.data import CaptionedPictures, cache_folder, emoji_name, load_emoji
+from train.batches import CaptionedPictures
+from train.data import cache_folder, emoji_name, load_emoji
 from train.module import TextToImage
 from train.precision import precision_plugin
 

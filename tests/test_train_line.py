@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, compose_settings, train_here
 
 from train import Refusal, line
-from train.data import TIMESTEPS, load_data
+from train.batches import TIMESTEPS
+from train.data import load_data
 from train.module import TextToImage
 
 

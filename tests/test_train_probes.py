@@ -14,7 +14,7 @@ from train.attention import baseline, sdpa
 from train.data import load_data
 from train.module import TextToImage
 from train.probes import attention_deviation
-from train.watch import SPIKE_HISTORY, is_spike, refuse_non_finite_loss
+from train.watch import SPIKE_HISTORY, is_spike
 
 LIKE_FLASH_RUN = ("attn=flash", "precision=bf16", "steps=6", "snapshots.every=2")
 
@@ -120,7 +120,7 @@ def test_a_loss_that_is_no_number_names_step_layer_and_captions():
     with torch.no_grad():
         module.denoiser.transformer_blocks[1].attn1.to_v.weight[0, 0] = float("nan")
     with pytest.raises(Refusal) as caught:
-        refuse_non_finite_loss(module, batch, 41)
+        module.refuse_non_finite_loss(batch, 41)
     text = str(caught.value)
     assert "step 42" in text and "denoiser.transformer_blocks.1.attn1.to_v" in text
     assert module.data.captions[int(batch.indices[0])] in text and "\n" not in text

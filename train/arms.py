@@ -91,7 +91,7 @@ class Tiled:
         self.generator.manual_seed(int.from_bytes(key[:8], "little", signed=True))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from fa_study.gradients import tiled_attention
+        from fa_study.attention.gradients import tiled_attention
 
         return tiled_attention(q, k, v, generator=self.generator if self.random else None, **self.options)
 

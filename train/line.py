@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 
 from fa_study.snapshots import load_weights, snapshot_steps
 from train import Refusal
-from train.data import TIMESTEPS, Batch, CaptionedPictures, load_data
+from train.batches import TIMESTEPS, Batch, CaptionedPictures
+from train.data import load_data
 from train.folder import read_manifest
 from train.module import TextToImage
 from train.snapshots import write_then_rename

@@ -15,9 +15,10 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from train import Refusal
 from train.arms import Tiled, attention_function
 from train.attention import set_attention
-from train.data import TIMESTEPS, Batch, CaptionedPictures
+from train.batches import TIMESTEPS, Batch, CaptionedPictures
 from train.models import build_models, nudge
 
 
@@ -77,10 +78,38 @@ class TextToImage(pl.LightningModule):
         loss = sum(self.loss(part) * (len(part.indices) / len(batch.indices)) for part in parts)
         self.measured["loss"] = loss.detach()
         if not torch.isfinite(loss) and self.settings.on_nan == "stop":
-            from train.watch import refuse_non_finite_loss
-
-            refuse_non_finite_loss(self, batch, step)
+            self.refuse_non_finite_loss(batch, step)
         return loss
+
+    def refuse_non_finite_loss(self, batch: Batch, step: int) -> None:
+        """Raise Refusal with the step, the first layer whose output is not finite, and the batch's captions.
+
+        The layer is found by a second forward pass over the same batch. Neither weights nor snapshots have changed
+        since the last finite step.
+        """
+        first: list[str] = []
+
+        def look(name: str):
+            def hook(layer, inputs, output) -> None:
+                tensors = output if isinstance(output, tuple) else (output,)
+                bad = any(isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all() for x in tensors)
+                if bad and not first:
+                    first.append(name)
+
+            return hook
+
+        hooks = [layer.register_forward_hook(look(name)) for name, layer in self.named_modules() if name]
+        try:
+            with torch.no_grad():
+                self.loss(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        captions = "; ".join(self.data.captions[i] for i in batch.indices.tolist())
+        raise Refusal(
+            f"the loss of step {step + 1} is not a finite number, first in {first[0] if first else 'the loss itself'}, "
+            f"on a batch with the captions: {captions}; the snapshots so far are intact, on_nan=continue trains on"
+        )
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(_Counter(), batch_size=None)

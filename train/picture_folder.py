@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from train import Refusal
+from train.batches import HELD_OUT, CaptionedPictures
 from train.captions import CaptionTokenizer, train_tokenizer
-from train.data import HELD_OUT, CaptionedPictures
 
 
 def read_metadata(path: Path) -> list[tuple[str, str]]:

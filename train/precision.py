@@ -9,7 +9,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from fa_study.tile_products import bf16_products
+from fa_study.attention.tile_products import bf16_products
 from train import Refusal
 
 NAMES = ("fp32", "bf16", "fp16", "fp16_emulated", "bf16_true", "fp64", "tf32")

@@ -14,9 +14,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from train import Refusal
 from train.attention import attention_layers, observing
-from train.data import Batch
 from train.folder import RunFolder
 from train.metrics import TableFile
 from train.module import TextToImage
@@ -106,34 +104,3 @@ def is_spike(history: list[float], norm: float) -> bool:
     if len(history) < SPIKE_HISTORY:
         return False
     return not norm <= SPIKE_FACTOR * median(history)
-
-
-def refuse_non_finite_loss(module: TextToImage, batch: Batch, step: int) -> None:
-    """Raise Refusal with the step, the first layer whose output is not finite, and the batch's captions.
-
-    The layer is found by a second forward pass over the same batch. Neither weights nor snapshots have changed since
-    the last finite step.
-    """
-    first: list[str] = []
-
-    def look(name: str):
-        def hook(layer, inputs, output) -> None:
-            tensors = output if isinstance(output, tuple) else (output,)
-            bad = any(isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all() for x in tensors)
-            if bad and not first:
-                first.append(name)
-
-        return hook
-
-    hooks = [layer.register_forward_hook(look(name)) for name, layer in module.named_modules() if name]
-    try:
-        with torch.no_grad():
-            module.loss(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    captions = "; ".join(module.data.captions[i] for i in batch.indices.tolist())
-    raise Refusal(
-        f"the loss of step {step + 1} is not a finite number, first in {first[0] if first else 'the loss itself'}, "
-        f"on a batch with the captions: {captions}; the snapshots so far are intact, on_nan=continue trains on"
-    )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fa_study.attention import baseline_attention, flash_attention
+from fa_study.attention.exponentials import exact_exp, fexp_u20
 from fa_study.audit.cases import DTYPES
-from fa_study.exponentials import exact_exp, fexp_u20
 from fa_study.rounding import RoundingPolicy
 
 TILES = (16, 32, 64, 128)

@@ -13,12 +13,12 @@ import math
 import pandas as pd
 from torch import Tensor
 
+from fa_study.attention.gradients import attention_gradients
 from fa_study.audit.accuracy import eager_gradients, gradient_references
 from fa_study.audit.candidates import WHOLE
 from fa_study.audit.cases import Case
 from fa_study.audit.policies import COLUMNS, FITS, TIE, mean_of_known, r_squared
 from fa_study.audit.subject import Subject
-from fa_study.gradients import attention_gradients
 from fa_study.rounding import RoundingPolicy
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fa_study.gradients import tiled_attention
+from fa_study.attention.gradients import tiled_attention
 from fa_study.rounding import RoundingPolicy
 
 _FORMATS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -24,8 +24,8 @@ from fa_study.audit_model.inputs import check_inputs, made_up_inputs
 from fa_study.audit_model.layers import on_same_inputs, operators
 from fa_study.audit_model.passes import Pass, end_to_end
 from fa_study.audit_model.watching import attention_layers
+from fa_study.compare.twin import one_ulp
 from fa_study.tables import provenance
-from fa_study.twin import one_ulp
 
 FACTS = ("model", "parameters", "attention layers", "dtype", "device", "inputs")
 

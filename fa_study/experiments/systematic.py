@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fa_study.aggregate import ZERO_GRADIENT
+from fa_study.distance.aggregate import ZERO_GRADIENT
 from fa_study.experiments.predictions import prediction
 from fa_study.experiments.runs import runs_in
 from fa_study.snapshots import load_weights, snapshot_steps

@@ -15,7 +15,7 @@ def kernel_ratios(table: pd.DataFrame) -> alt.LayerChart:
 
     Parameters
     ----------
-    table : `fa_study.kernel_table`'s. FP64 is left out, since its standard is that of FP32.
+    table : `fa_study.kernels.measure`'s. FP64 is left out, since its standard is that of FP32.
     """
     measured = table[table["runs"].astype(bool) & (table["dtype"] != "fp64")].copy()
     measured["row"] = measured["kernel"] + ", " + measured["dtype"].str.upper()

@@ -13,7 +13,7 @@ import torch
 from harness import ratio, show
 
 from fa_study.attention import baseline_attention, flash_attention
-from fa_study.reference import reference_attention
+from fa_study.attention.reference import reference_attention
 from fa_study.rounding import RoundingPolicy
 
 # Linux hands the parent's peak down in ru_maxrss: a child's own is VmHWM.

@@ -10,10 +10,10 @@ import torch
 from gfloat.formats import format_info_ocp_e4m3, format_info_ocp_e5m2
 from harness import ratio, show
 
-from fa_study.exponentials import exact_exp, fexp_u20
+from fa_study.attention.exponentials import exact_exp, fexp_u20
+from fa_study.attention.tile_products import product
 from fa_study.formats import round_to
 from fa_study.rounding import Accumulation
-from fa_study.tile_products import product
 
 TF32_GFLOAT = gfloat.FormatInfo(
     "tf32",

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fa_study.attention import flash_attention, golden_attention
+from fa_study.attention.products import matmul
 from fa_study.experiments.sweep import Sweep
 from fa_study.formats import FP8_E4M3, round_to
-from fa_study.products import matmul
 from fa_study.rounding import Accumulation, RoundingPolicy
 
 SEEDS = tuple(range(10))
@@ -29,7 +29,8 @@ def aligned_product(a: Tensor, b: Tensor, promote: int | None = None) -> Tensor:
     """a @ b as DeepSeek-V3 describes Hopper's units: every addend is cut before it is added.
 
     The products of 32 terms and the running sum are aligned to the largest of them and cut (toward zero) 13 bits below
-    its leading bit, then added exactly, and the sum is cut to 14 bits. `fa_study.products.matmul` cuts only the sum.
+    its leading bit, then added exactly, and the sum is cut to 14 bits. `fa_study.attention.products.matmul` cuts only
+    the sum.
 
     Parameters
     ----------
