@@ -258,7 +258,7 @@ def test_a_machine_with_a_gpu_measures_its_gpu_and_says_so_first(monkeypatch, ca
 def test_no_kernel_is_begun_when_time_is_over(monkeypatch):
     now = iter((0, 1, 5, 5, 7, 7, 7))
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    measured = {"runs": True, "verdict": "pass", "seconds": 4}
+    measured = {"runs": True, "reason": None, "verdict": "pass", "seconds": 4}
     monkeypatch.setattr(measure, "measure_kernel", lambda k, dtype: {"kernel": k.name, "dtype": dtype, **measured})
     monkeypatch.setattr(Kernel, "reason", lambda k: "none here" if k.name == "xformers" else "")
     said = []
