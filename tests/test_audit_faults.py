@@ -135,3 +135,40 @@ def test_unknown_options_are_user_errors():
         audit(faulty.sound, causal="left")
     with pytest.raises(ValueError, match="dtype 'fp8' is unknown: use bf16, fp16, fp32, fp64"):
         audit(faulty.sound, dtypes=("fp8",))
+
+
+def with_second(second):
+    def attention(q, k, v):
+        s = (q @ k.mT).float() * q.shape[-1] ** -0.5
+        return faulty.sound(q, k, v), second(s)
+
+    return attention
+
+
+SECOND = {
+    "right": lambda s: s.logsumexp(-1),
+    "base 2": lambda s: s.logsumexp(-1) / 0.6931471805599453,
+    "maximum": lambda s: s.amax(-1),
+    "noise": lambda s: torch.rand(s.shape[:3]),
+    "stored in BF16": lambda s: s.logsumexp(-1).bfloat16(),
+    "of scores in BF16": lambda s: s.bfloat16().float().logsumexp(-1),
+}
+
+
+@pytest.mark.parametrize(
+    ("second", "level", "fact"),
+    [
+        ("right", None, "right, error"),
+        ("base 2", "note", "its logarithm to base 2"),
+        ("maximum", "note", "the largest score instead"),
+        ("noise", "note", "none, or a wrong one"),
+        ("stored in BF16", "fail", "wrong, error"),
+        ("of scores in BF16", "fail", "wrong, error"),
+    ],
+)
+def test_second_output_is_named_and_a_log_sum_exp_judged(second, level, fact):
+    report = audit(with_second(SECOND[second]), dtypes=("fp32",))
+    assert report.facts["log-sum-exp, fp32"].startswith(fact)
+    found = [f.level for f in report.findings if f.code in ("second-output", "log-sum-exp")]
+    assert found == ([level] if level else [])
+    assert report.passed == (level != "fail")

@@ -70,6 +70,7 @@ def test_an_unknown_choice_lists_the_choices_also_within_a_sweep():
         (["hydra.run=x"], r"hydra\.run has options of its own; they are hydra\.run\.dir"),
         (["hydra.callbacks.failures=3"], r"not allowed; leave hydra\.callbacks\.failures as it is"),
         (["hydra.launcher._target_=os.system"], "not allowed; choose with hydra/launcher=name"),
+        (["hydra.callbacks.failures._target_=os.system"], "_target_=os.system is not allowed$"),
     ],
 )
 def test_words_that_hydra_would_answer_at_length_are_refused_in_a_sentence(words, message):

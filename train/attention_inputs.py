@@ -29,6 +29,7 @@ QUERIES = 32
 def attention_inputs(run: Path) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(q, k, v), each (S, D), of `SAMPLES` pairs of layer and picture: layers in turn, so that all are represented."""
     settings = OmegaConf.load(run / "config.yaml")
+    settings.device = "cpu"  # where a run of a GPU can be read as well
     module = TextToImage(settings, load_data(settings))
     weights = load_weights(run, snapshot_steps(run)[-1])
     module.load_state_dict({name: weights[name] for name in module.state_dict()})

@@ -84,7 +84,9 @@ def _check_hydra(word: str, key: str) -> None:
         why = f", as {key} has options of its own; they are {inner}" if inner else f"; leave {key} as it is"
         raise Refusal(f"{word} is not allowed{why}")
     if key.endswith("._target_"):
-        raise Refusal(f"{word} is not allowed; choose with {key.removesuffix('._target_').replace('.', '/')}=name")
+        group = key.removesuffix("._target_").replace(".", "/")
+        known = ("hydra/launcher", "hydra/sweeper", "hydra/job_logging", "hydra/hydra_logging")
+        raise Refusal(f"{word} is not allowed" + (f"; choose with {group}=name" if group in known else ""))
 
 
 def one_line(error: Exception) -> str:

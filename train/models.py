@@ -1,7 +1,7 @@
 """The text-to-image models, built in plain Python from diffusers' and transformers' classes.
 
 Both denoisers see at least 1,024 keys in self-attention at 32 x 32 pixels: PyTorch's CPU flash kernel takes 512 keys
-at a time and CUDA kernels 64 to 128, and with a single tile nothing is ever rescaled and nothing can be studied.
+at a time and CUDA kernels 64 to 256, and with a single tile nothing is ever rescaled and nothing can be studied.
 """
 
 from __future__ import annotations

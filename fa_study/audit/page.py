@@ -10,7 +10,7 @@ import vl_convert
 
 from fa_study.audit.report import accuracy_summary, number, verdict_line
 from fa_study.audit.run import AuditReport
-from fa_study.figures.theme import COLOURS, describe, log_y, register_theme
+from fa_study.figures.theme import describe, log_y, register_theme
 
 _STYLE = """body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#111}
 table{border-collapse:collapse;display:block;overflow-x:auto;margin:1rem 0}
@@ -31,7 +31,7 @@ def error_chart(report: AuditReport) -> alt.LayerChart | None:
         .encode(
             alt.X("dtype:N").title("dtype of the inputs"),
             log_y("ratio", "error / standard attention's error").axis(format="~g"),
-            alt.Color("kind:N").title(None).scale(range=[COLOURS["Baseline"], COLOURS["Flash"]]),
+            alt.Color("kind:N").title(None).scale(range=["#333333", "#999999"]),
             alt.Shape("kind:N").title(None),
             alt.XOffset("kind:N"),
             tooltip=["case:N", "tensor:N", alt.Tooltip("max_error:Q").format(".2e"), "verdict:N"],
@@ -56,9 +56,7 @@ def policy_chart(report: AuditReport) -> alt.Chart | None:
         .encode(
             alt.X("shown:Q").title("R2, below 0 shown as 0").scale(domain=[0, 1]),
             alt.Y("policy:N", sort=None).title(None).axis(labelLimit=380),
-            alt.Color("answer:N")
-            .title(None)
-            .scale(domain=["predicts it", "does not"], range=[COLOURS["Flash"], COLOURS["repeat"]]),
+            alt.Color("answer:N").title(None).scale(domain=["predicts it", "does not"], range=["#333333", "#bbbbbb"]),
             tooltip=["policy:N", alt.Tooltip("r2:Q").format(".4f"), alt.Tooltip("r2_check:Q").format(".4f")],
         )
         .properties(width=280)

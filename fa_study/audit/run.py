@@ -17,6 +17,7 @@ from fa_study.audit.behaviour import check_behaviour
 from fa_study.audit.calls import Attention
 from fa_study.audit.finding import Finding, Tried
 from fa_study.audit.gradient_policies import fit_gradients
+from fa_study.audit.log_sum_exp import check_log_sum_exp
 from fa_study.audit.policies import COLUMNS as POLICY_COLUMNS
 from fa_study.audit.policies import FITS, fit, policy_cases
 from fa_study.audit.probe import ORDER, Support, probe
@@ -151,6 +152,7 @@ def audit_subject(
     if support.dtypes and support.head_sizes and support.lengths:
         say("how it behaves")
         facts = check_behaviour(subject, support)
+        check_log_sum_exp(subject, support, facts)
         say("its error against float64")
         accuracy, found = _accuracy(subject, support, quick)
         findings += found

@@ -53,7 +53,7 @@ def ratio_chart(report: ModelReport) -> alt.LayerChart | None:
         return None
     rows["number"] = rows.layer.map({name: i + 1 for i, name in enumerate(dict.fromkeys(report.layers.layer))})
     rows["kind"] = rows.tensor.map({"out": "output (limit 2)", "gradient": "gradient (limit 3)"})
-    kinds, colours = ["output (limit 2)", "gradient (limit 3)"], [COLOURS["Flash"], COLOURS["Baseline"]]
+    kinds, colours = ["output (limit 2)", "gradient (limit 3)"], ["#333333", "#999999"]
     points = (
         alt.Chart(rows)
         .mark_point(filled=True)

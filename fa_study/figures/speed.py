@@ -57,13 +57,14 @@ def speed(table: pd.DataFrame, topic: str) -> alt.LayerChart:
         .title("measured ratio / its bar; up to 1 is met")
     )
     base = alt.Chart(shown).encode(y)
-    # Once in white below, so that the grid does not run through the letters.
-    halo, names = (
-        base.mark_text(align="left", baseline="bottom", fontSize=11, aria=False, **border).encode(
-            x=alt.value(0), text="words:N", yOffset=alt.value(22)
-        )
+    # Once in white below, so that the grid does not run through the letters. Further lines go down from the first.
+    names = [
+        base.transform_filter(f"datum.words.length == {lines}")
+        .mark_text(align="left", baseline="bottom", fontSize=11, aria=False, **border)
+        .encode(x=alt.value(0), text="words:N", yOffset=alt.value(22 - 13 * (lines - 1)))
         for border in ({"stroke": "white", "strokeWidth": 4}, {})
-    )
+        for lines in (1, 2)
+    ]
     colour = alt.Color("result:N").title(None).scale(colours).legend(columns=2)
     sticks = base.mark_rule(strokeWidth=3).encode(x, alt.X2("bar_end:Q"), colour, yOffset=alt.value(32))
     points = base.mark_point(size=70, filled=True, opacity=1).encode(
@@ -80,7 +81,7 @@ def speed(table: pd.DataFrame, topic: str) -> alt.LayerChart:
     )
     bar = alt.Chart(pd.DataFrame({"share": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(alt.X("share:Q"))
     return describe(
-        (bar + sticks + points + halo + names).properties(title=topic, width=310, height=alt.Step(40)),
+        alt.layer(bar, sticks, points, *names).properties(title=topic, width=310, height=alt.Step(40)),
         f"{topic}, measured ratio over its bar: "
         + "; ".join(f"{r.benchmark} {r.share:.2f}, {r.result}" for r in shown.itertuples())
         + ".",
