@@ -61,12 +61,12 @@ def speed(table: pd.DataFrame, topic: str) -> alt.LayerChart:
     names = [
         base.transform_filter(f"datum.words.length == {lines}")
         .mark_text(align="left", baseline="bottom", fontSize=11, aria=False, **border)
-        .encode(x=alt.value(0), text="words:N", yOffset=alt.value(22 - 13 * (lines - 1)))
+        .encode(x=alt.value(0), text="words:N", yOffset=alt.value(25 - 13 * (lines - 1)))
         for border in ({"stroke": "white", "strokeWidth": 4}, {})
         for lines in (1, 2)
     ]
     colour = alt.Color("result:N").title(None).scale(colours).legend(columns=2)
-    sticks = base.mark_rule(strokeWidth=3).encode(x, alt.X2("bar_end:Q"), colour, yOffset=alt.value(32))
+    sticks = base.mark_rule(strokeWidth=3).encode(x, alt.X2("bar_end:Q"), colour, yOffset=alt.value(35))
     points = base.mark_point(size=70, filled=True, opacity=1).encode(
         x.axis(values=[0.1, 0.2, 0.5, 1, 2, 4], format="~g", grid=True),
         colour,
@@ -77,11 +77,11 @@ def speed(table: pd.DataFrame, topic: str) -> alt.LayerChart:
             alt.Tooltip("bar:N"),
             alt.Tooltip("share:Q").format(".2f").title("ratio / bar"),
         ],
-        yOffset=alt.value(32),
+        yOffset=alt.value(35),
     )
     bar = alt.Chart(pd.DataFrame({"share": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(alt.X("share:Q"))
     return describe(
-        alt.layer(bar, sticks, points, *names).properties(title=topic, width=310, height=alt.Step(40)),
+        alt.layer(bar, sticks, points, *names).properties(title=topic, width=310, height=alt.Step(44)),
         f"{topic}, measured ratio over its bar: "
         + "; ".join(f"{r.benchmark} {r.share:.2f}, {r.result}" for r in shown.itertuples())
         + ".",
