@@ -45,6 +45,22 @@ def test_of_a_run_made_twice_the_version_that_tells_more_stays():
     assert list(reduce_runs.merged(new, pd.DataFrame())["value"]) == [10, 20, 30, 31, 40]
 
 
+def test_a_longer_run_takes_the_place_of_a_shorter_one():
+    def table(run, **columns):
+        return pd.DataFrame({"run": run, **columns})
+
+    short, long = (
+        "tiled-s0-steps400-tiny--baseline-s0-steps1000-tiny",
+        "tiled-s0-steps1000-tiny--baseline-s0-steps1000-tiny",
+    )
+    stored = table([short] * 2 + ["other-s0"], step=[0, 400, 0])
+    new = table([long] * 3, step=[0, 400, 1000])
+    assert list(reduce_runs.merged(new, stored)["run"]) == ["other-s0", *[long] * 3]
+    assert list(reduce_runs.merged(stored, new)["run"]) == [*[long] * 3, "other-s0"]
+    short, long = table(["run-s0-steps400"], steps=[400]), table(["run-s0-steps1000"], steps=[1000])
+    assert list(reduce_runs.merged(long, short)["steps"]) == list(reduce_runs.merged(short, long)["steps"]) == [1000]
+
+
 def test_a_run_made_again_elsewhere_is_said_to_be_the_same_or_where_it_parted(tmp_path):
     runs, tables = tmp_path / "runs", tmp_path / "tables"
     arms = [make_run(runs, name) for name in ("flash", "baseline")]

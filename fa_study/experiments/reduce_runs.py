@@ -57,12 +57,20 @@ def joined(here: dict[str, list], entry: dict) -> dict[str, list]:
 
 
 def merged(new: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
-    """`new` behind the stored rows about other runs; of two versions of a run the longer, or the stored one."""
+    """`new` behind the stored rows about other runs; of two versions of a run the longer, or the stored one.
+
+    A run of more steps is a version of the shorter one.
+    """
     if new.empty or stored.empty:
         return stored if new.empty else new
-    had = new["run"].map(stored["run"].value_counts()).fillna(0)
-    new = new[new["run"].map(new["run"].value_counts()) > had]
-    return pd.concat([stored[~stored["run"].isin(new["run"])], new], ignore_index=True)
+    run, had = (table["run"].str.replace(r"-steps\d+", "", regex=True) for table in (new, stored))
+    longer = run.map(_length(new, run)) > run.map(_length(stored, had)).fillna(0)
+    return pd.concat([stored[~had.isin(run[longer])], new[longer]], ignore_index=True)
+
+
+def _length(table: pd.DataFrame, run: pd.Series) -> pd.Series:
+    """How much a table tells of each run: its steps where they stand in the row, else the number of rows."""
+    return table["steps"].groupby(run).sum() if "steps" in table else run.value_counts()
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:

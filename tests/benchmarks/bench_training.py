@@ -126,6 +126,7 @@ def measure(rounds: int = 3) -> list[dict]:
         row("freed memory kept / handed back, plain loop", times["plain"], times["plain, default allocator"], "none"),
         row("attention, products, GELU and norms of a step / the step", [kernels], [whole], "none"),
         row("two jobs, a thread each / one with two", times["two jobs"], times["two threads"], "at most 0.77"),
+        row("one job with two threads / with one", times["two threads"], times["run"], "none"),
     ]
 
 
