@@ -53,7 +53,7 @@ def speed(table: pd.DataFrame, topic: str) -> alt.LayerChart:
     y = alt.Y("row:O", axis=None).scale(paddingInner=0, paddingOuter=0)
     x = (
         alt.X("share:Q")
-        .scale(type="log", domain=[0.1, 4], nice=False)
+        .scale(type="log", domain=[0.05, 4], nice=False)
         .title("measured ratio / its bar; up to 1 is met")
     )
     base = alt.Chart(shown).encode(y)
@@ -68,7 +68,7 @@ def speed(table: pd.DataFrame, topic: str) -> alt.LayerChart:
     colour = alt.Color("result:N").title(None).scale(colours).legend(columns=2)
     sticks = base.mark_rule(strokeWidth=3).encode(x, alt.X2("bar_end:Q"), colour, yOffset=alt.value(35))
     points = base.mark_point(size=70, filled=True, opacity=1).encode(
-        x.axis(values=[0.1, 0.2, 0.5, 1, 2, 4], format="~g", grid=True),
+        x.axis(values=[0.05, 0.1, 0.2, 0.5, 1, 2, 4], format="~g", grid=True),
         colour,
         alt.Shape("result:N").title(None).scale(domain=results, range=["circle", "diamond"]),
         tooltip=[
