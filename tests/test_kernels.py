@@ -216,14 +216,15 @@ def test_stored_table_supports_the_page():
     assert "the emulation predicts the output of" in kernels_verdict(table)
 
 
-def test_policies_hold_on_another_processor_too():
-    both = other_processor(read_table("kernels.csv"), read_table("kernels_avx2.csv"))
+@pytest.mark.parametrize("other", ["kernels_avx2.csv", "kernels_amx.csv"])
+def test_policies_hold_on_another_processor_too(other):
+    both = other_processor(read_table("kernels.csv"), read_table(other))
     assert {"torch-flash-cpu", "torch-math-cpu", "torch-math-reduced-cpu"} <= set(both.kernel)
     assert (both.shared != "").all() and both.other_bits.any()
     text = f"named for {len(both)} of {len(both)} pairs again"
-    assert text in other_processor_verdict(both, "this", "another")
+    assert text in other_processor_verdict(both, "another")
     both.loc[0, "shared"] = ""
-    assert text not in other_processor_verdict(both, "this", "another")
+    assert text not in other_processor_verdict(both, "another")
 
 
 def test_command_writes_the_table_with_its_origin(tmp_path, capsys):

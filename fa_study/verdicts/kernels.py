@@ -40,11 +40,11 @@ def other_processor(table: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     return both[["kernel", "dtype", "r2", "r2_other", "equal", "equal_other", "shared", "other_bits"]]
 
 
-def other_processor_verdict(both: pd.DataFrame, here: str, there: str) -> str:
+def other_processor_verdict(both: pd.DataFrame, there: str) -> str:
     """Does what was found on one machine hold on another?"""
     alike = both["shared"] != ""
     return (
-        f"The other tables of this page are of {here}. On {there}, a policy that predicts the kernel here is named for "
+        f"On {there}, a policy that predicts the kernel here is named for "
         f"{alike.sum()} of {len(both)} pairs again, with an R² of {both['r2_other'].min():.3f} or more, although at "
         f"least {both['other_bits'].sum()} of the pairs have other outputs there, as their error tells."
     )
