@@ -101,9 +101,11 @@ def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, com
     if not frames[AGAIN].empty:
         frames[AGAIN] = frames[AGAIN].drop_duplicates(["run", "device"])
     here, lines = origins(folder), []
+    held = {*here["runs"], *frames["runs.csv"]["run"]}  # without the shorter runs whose place longer ones took
     for name, frame in frames.items():
         if not frame.empty:
             facts = joined(here, entries.get(name, {}))
+            facts["runs"] = [run for run in facts["runs"] if run in held]
             write_table(
                 compact(frame) if name.endswith(".parquet") else frame,
                 name,
