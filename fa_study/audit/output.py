@@ -29,13 +29,14 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def show_report(report, args: argparse.Namespace, show: Callable, to_html: Callable, width: int) -> int:
-    """Print a report, `width` characters wide where there is no terminal, write the files asked for; the exit code."""
+    """Write the files asked for, print a report, `width` characters wide where there is no terminal; the exit code."""
     console = Console()
     if not console.is_terminal:
         console.width = width
-    show(report, console)
+    # Written first: who reads the text may stop reading before its end, which ends the command.
     if args.report:
         args.report.write_text(to_html(report), encoding="utf-8")
     if args.json:
         args.json.write_text(report.to_json() + "\n", encoding="utf-8")
+    show(report, console)
     return 0 if report.passed else 2

@@ -60,7 +60,7 @@ def policy_chart(report: AuditReport) -> alt.Chart | None:
             tooltip=["policy:N", alt.Tooltip("r2:Q").format(".4f"), alt.Tooltip("r2_check:Q").format(".4f")],
         )
         .properties(width=280)
-        .facet(alt.Row("dtype:N").title(None))
+        .facet(row=alt.Row("dtype:N").title(None))
         .resolve_scale(y="independent")
     )
     return describe(chart, "R2 of the policies that come nearest, for each dtype.")
