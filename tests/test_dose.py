@@ -6,15 +6,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import vl_convert
-from made_runs import make_run
 
 from fa_study import figures
 from fa_study.experiments import dose
-from fa_study.experiments.directions import displacement_cosines, shared_direction
 from fa_study.figures.dose import dose_response as chart
-from fa_study.verdicts.dose import bias_verdict, direction_sentence, size_verdict
+from fa_study.verdicts.dose import bias_verdict, size_verdict
 
 DOSES = {"uniform e8m4": 1e-2, "uniform e8m7": 1e-3, "uniform e8m10": 1e-4, "uniform e8m7:toward_zero": 2e-3}
 TWINS = (0.5e-7, 1e-7, 2e-7)
@@ -160,31 +157,6 @@ def test_the_verdicts_follow_the_numbers():
     assert none.holds == "does not hold"
     assert "toward zero 1.1 at step 50, 1.1 at step 100, 1.1 at step 200, 1.1 at step 400 (widths: 1)" in none.text
     assert "in 0 of 16 cases" in none.text
-
-
-def test_a_bias_displaces_both_widths_alike(tmp_path):
-    """Displacements along the axes of the weights: toward zero both along one, the twins along one each."""
-    axes = torch.eye(6).reshape(6, 2, 3)
-    moved = {("tiled", ":toward_zero"): (axes[0], axes[0]), ("tiled", ""): (axes[1], axes[2])}
-    make_run(tmp_path, "baseline", shifts=(0 * axes[0], 0 * axes[0]))
-    for (attn, mark), shifts in moved.items():
-        for format, shift in zip(("e8m7", "e8m10"), shifts):
-            own = {"policy": "uniform", "format": format + mark}
-            make_run(tmp_path, attn, shifts=(0 * axes[0], 0.1 * shift), **own)
-    for twin in (1, 2):
-        make_run(tmp_path, "baseline", twin=twin, shifts=(0 * axes[0], axes[2 + twin]))
-    make_run(tmp_path, "flash", twin=1, shifts=(axes[5], axes[5]))  # twins of Flash have no place here
-    cosines = displacement_cosines(tmp_path)
-    assert set(cosines["step"]) == {100} and not set(cosines["a"]) & {"Flash"} and set(cosines["seed"]) == {0}
-    assert set(cosines["precision"]) == {"fp32"} and len(cosines) == 2 * 15
-    shared = shared_direction(cosines).set_index(["rounding", "space"])
-    same, own = shared.loc[("toward_zero", "weights")], shared.loc[("nearest_even", "predictions")]
-    assert same["cosine"] == pytest.approx(1) and own["cosine"] == pytest.approx(0)
-    # Of 15 pairs, the two twins with each other and with each of four arms have nothing in common.
-    assert (same["pairs"], same["high"]) == (9, pytest.approx(0))
-    assert displacement_cosines(tmp_path / "nothing").empty
-    text = direction_sentence(shared.reset_index())
-    assert "at step 100 +0.00 to nearest, +1.00 toward zero (+0.00 to +0.00 between runs" in text
 
 
 @pytest.mark.parametrize("twins", [TWINS, (1e-7,)])

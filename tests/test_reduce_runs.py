@@ -79,6 +79,63 @@ def test_a_run_made_again_elsewhere_is_said_to_be_the_same_or_where_it_parted(tm
     assert set(read_table("runs.csv", tables)["device_name"]) == {"a CPU"}  # the first ones stay
 
 
+def on_another_machine(run, name, loss=1.0):
+    """Change where a run says that it was made, and its last loss."""
+    about = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(about | {"device_name": name}))
+    pd.DataFrame({"step": [50, 100], "loss": [2.0, loss]}).to_csv(run / "metrics.csv", index=False)
+
+
+def test_runs_of_one_seed_from_processors_with_other_bits_stand_in_no_table(tmp_path, capsys):
+    runs, tables = tmp_path / "runs", tmp_path / "tables"
+    (
+        make_run(runs, "flash"),
+        make_run(runs, "baseline"),
+        make_run(runs, "baseline", seed=1),
+        make_run(runs, "flash", seed=1),
+    )
+    reduce_runs.reduce_runs(runs, tables)
+    before = read_table("runs.csv", tables)
+    for run in runs.glob("*-s0"):
+        shutil.rmtree(run)
+    twin, baseline = make_run(runs, "baseline", twin=1), make_run(runs, "baseline")
+    for run in (twin, baseline):
+        on_another_machine(run, "other CPU", loss=0.5)
+    with pytest.raises(ValueError, match="of the runs of seed 0, 2 on a CPU and 1 on other CPU, which have not shown"):
+        reduce_runs.reduce_runs(runs, tables)
+    pd.testing.assert_frame_equal(read_table("runs.csv", tables), before)  # nothing was written
+    # Once a run that was made on both had equal losses, the two processors count as one.
+    for run in (twin, baseline):
+        on_another_machine(run, "other CPU", loss=1.0)
+    reduce_runs.reduce_runs(runs, tables)
+    assert set(read_table("runs.csv", tables)["device_name"]) == {"a CPU", "other CPU"}
+
+
+def test_again_replaces_what_tells_as_much(tmp_path):
+    runs, tables = tmp_path / "runs", tmp_path / "tables"
+    make_run(runs, "flash", shifts=(0.0, 1.0, 3.0)), make_run(runs, "baseline", shifts=(0.0, 0.0, 0.0))
+    reduce_runs.reduce_runs(runs, tables)
+    for run in (make_run(runs, "flash", shifts=(0.0, 2.0, 5.0)), make_run(runs, "baseline", shifts=(0.0, 0.0, 0.0))):
+        on_another_machine(run, "other CPU", loss=0.5)
+
+    def drift():
+        frame = read_table("weights.parquet", tables)
+        chosen = (
+            (frame["kind"] == "Flash against Baseline") & (frame["level"] == "model") & (frame["average"] == "pooled")
+        )
+        return frame[chosen].set_index("step")["max_difference"].to_dict()
+
+    reduce_runs.reduce_runs(runs, tables)
+    assert drift() == {0: 0, 100: 1, 200: 3}
+    reduce_runs.reduce_runs(runs, tables, again=True)
+    assert drift() == {0: 0, 100: 2, 200: 5} and set(read_table("runs.csv", tables)["device_name"]) == {"other CPU"}
+    again = read_table("runs_again.csv", tables)
+    assert len(again) == 2 and set(again["equal"]) == {1}  # what was replaced stays known
+    shorter = pd.DataFrame({"run": ["a"], "value": [9]})
+    stored = pd.DataFrame({"run": ["a", "a"], "value": [1, 2]})
+    assert list(reduce_runs.merged(shorter, stored, again=True)["value"]) == [1, 2]
+
+
 def test_losses_stand_beside_the_held_out_ones(tmp_path):
     make_run(tmp_path, "flash")
     frame = reduce_runs.loss_curves(tmp_path).set_index("step")

@@ -55,7 +55,7 @@ def test_stored_inner_products_give_those_of_the_differences(tmp_path):
     for space in ("weights", "predictions"):
         part = table[(table["space"] == space) & (table["step"] == 100)]
         assert len(part) == 8 * 9 // 2
-        assert paired_gram(part) == pytest.approx(d @ d.T, rel=1e-4, abs=1e-4)
+        assert paired_gram(part, "flash") == pytest.approx(d @ d.T, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize(("effect", "found"), [(0.0, False), (3.0, True)])

@@ -82,17 +82,36 @@ def test_tiled_is_the_emulation_with_its_gradients():
         assert 0 < error < 0.02
 
 
-def test_stochastic_roundings_are_a_function_of_the_step():
+def test_stochastic_roundings_are_a_function_of_step_and_twin():
     attend = Tiled(RoundingPolicy.uniform("bf16:stochastic"), "fa2", (64, 64), "exact")
     q, k, v = qkv()
 
-    def at(step):
-        attend.start(0, step)
+    def at(step, twin=0):
+        attend.start(0, step, twin)
         return attend(q, k, v)
 
     first = at(3)
     assert torch.equal(first, at(3))
-    assert not torch.equal(first, at(4))
+    assert not torch.equal(first, at(4)) and not torch.equal(first, at(3, twin=1))
+
+
+def test_a_twin_draws_its_own_roundings_from_its_fork_on():
+    words = (
+        "attn=tiled",
+        "attn.format=e8m4:stochastic",
+        "precision=fp32",
+        "twin=2",
+        "steps=9",
+        "twin_step=5",
+        "device=cpu",
+    )
+    settings = compose_settings(*TINY, *words)
+    module = TextToImage(settings, load_data(settings))
+    drawn = []
+    module.attend.start = lambda *key: drawn.append(key)
+    for step in (4, 5):
+        module.start_step(step)
+    assert drawn == [(0, 4, 0), (0, 5, 2)]
 
 
 def test_fp16_emulated_flash_is_the_cpu_kernel():

@@ -77,6 +77,7 @@ class Tiled:
     """fa_study's emulation as an attention function.
 
     Stochastic roundings draw from a generator that `start` sets from the step, so that a resumed run repeats them.
+    Twins draw others each: had they their random errors in common, these would look like an effect of the arm.
     """
 
     def __init__(self, policy, algorithm: str, tile: tuple[int, int], exp: str, device: str = "cpu") -> None:
@@ -86,8 +87,8 @@ class Tiled:
         self.random = "stochastic" in repr(policy)
         self.generator = torch.Generator(device)  # of the tensors' device: no other can draw for them
 
-    def start(self, data_seed: int, step: int) -> None:
-        key = hashlib.sha256(f"rounding {data_seed} {step}".encode()).digest()
+    def start(self, data_seed: int, step: int, twin: int = 0) -> None:
+        key = hashlib.sha256((f"rounding {data_seed} {step}" + (f" {twin}" if twin else "")).encode()).digest()
         self.generator.manual_seed(int.from_bytes(key[:8], "little", signed=True))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -41,9 +41,10 @@ class TextToImage(pl.LightningModule):
         return self.denoiser(noisy, encoder_hidden_states=states, timestep=timesteps).sample
 
     def start_step(self, step: int) -> None:
-        """Set the random state of stochastic roundings, where the arm has any."""
+        """Set the random state of stochastic roundings, if there are any; a twin draws its own from its fork on."""
         if isinstance(self.attend, Tiled):
-            self.attend.start(self.settings.data_seed, step)
+            twin = self.settings.twin if step >= self.settings.twin_step else 0
+            self.attend.start(self.settings.data_seed, step, twin)
 
     def batch(self, step: int) -> Batch:
         """Batch number `step`, on the model's device."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
+from scipy.cluster.hierarchy import DisjointSet
 
 from fa_study.experiments.predictions import run_columns
 from fa_study.experiments.runs import runs_in
@@ -74,3 +75,29 @@ def made_again(
             }
         )
     return pd.DataFrame(rows)
+
+
+def mixed_processors(runs: pd.DataFrame, again: pd.DataFrame) -> list[str]:
+    """The seeds whose runs come from processors that may compute other bits, a sentence for each.
+
+    Runs of one seed are compared with each other, and training makes as much of another processor's last bit as of any
+    perturbation that the study looks at.
+
+    Parameters
+    ----------
+    runs : `run_records`.
+    again : `made_again`; processors all of whose repeated runs had equal losses count as one.
+    """
+    alike = DisjointSet(runs["device_name"].unique())
+    if not again.empty:
+        equal = (again["equal"] == again["steps"]).groupby([again["first_device"], again["device"]]).all()
+        for first, second in equal.index[equal]:
+            alike.add(first), alike.add(second)
+            alike.merge(first, second)
+    sentences = []
+    for seed, part in runs.groupby("seed"):
+        counts = part.groupby(part["device_name"].map(alike.__getitem__))["device_name"].agg(["first", "size"])
+        if len(counts) > 1:
+            told = " and ".join(f"{row.size} on {row.first}" for row in counts.itertuples(index=False))
+            sentences.append(f"of the runs of seed {seed}, {told}")
+    return sentences

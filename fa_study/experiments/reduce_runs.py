@@ -3,9 +3,10 @@
 The folder (default: runs) is searched for runs that differ in one thing. Weights stay where they are; the tables keep
 the distances, with the runs' own commits, threads and settings in the manifest. Rows about runs that are not in the
 folder stay, so that a study may grow seed by seed and drop its weights on the way, and pairs that the tables hold are
-not measured again; --replace starts over. A run that was made again, perhaps on another processor, where it has other
-bits, replaces what the tables hold only if it tells more, as a family of twins does that has grown; whether its losses
-were the same is noted in runs_again.csv.
+not measured again; --replace starts over. A run that was made again replaces what the tables hold only if it tells
+more, as a family of twins does that has grown, or with --again; whether its losses were the same is noted in
+runs_again.csv. All runs of a seed have to come from one processor, or from several whose runs there had equal losses:
+otherwise nothing is written.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fa_study.experiments.directions import displacement_cosines
-from fa_study.experiments.pace import made_again, run_records
+from fa_study.experiments.pace import made_again, mixed_processors, run_records
 from fa_study.experiments.predictions import deviations, loss_curves, prediction_differences
 from fa_study.experiments.runs import pairs_in, runs_in
 from fa_study.experiments.systematic import inner_products
@@ -34,7 +34,6 @@ RUNS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "losses.parquet": loss_curves,
     "deviations.parquet": deviations,
     "systematic.parquet": inner_products,
-    "directions.parquet": displacement_cosines,
 }
 AGAIN = "runs_again.csv"
 
@@ -56,15 +55,15 @@ def joined(here: dict[str, list], entry: dict) -> dict[str, list]:
     return {key: sorted({*value, *entry.get(key, ())}) for key, value in here.items()}
 
 
-def merged(new: pd.DataFrame, stored: pd.DataFrame) -> pd.DataFrame:
+def merged(new: pd.DataFrame, stored: pd.DataFrame, *, again: bool = False) -> pd.DataFrame:
     """`new` behind the stored rows about other runs; of two versions of a run the longer, or the stored one.
 
-    A run of more steps is a version of the shorter one.
+    A run of more steps is a version of the shorter one. again: of two that are equally long, the new one.
     """
     if new.empty or stored.empty:
         return stored if new.empty else new
     run, had = (table["run"].str.replace(r"-steps\d+", "", regex=True) for table in (new, stored))
-    longer = run.map(_length(new, run)) > run.map(_length(stored, had)).fillna(0)
+    longer = run.map(_length(new, run)) > run.map(_length(stored, had)).fillna(0) - again
     return pd.concat([stored[~had.isin(run[longer])], new[longer]], ignore_index=True)
 
 
@@ -78,13 +77,17 @@ def compact(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype({column: "float32" for column in frame.select_dtypes("float64")})
 
 
-def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, command: str = "make study") -> list[str]:
+def reduce_runs(
+    folder: Path, tables: Path = DATA, *, replace: bool = False, again: bool = False, command: str = "make study"
+) -> list[str]:
     """Write the tables of the runs in `folder`; returns a line about each.
+
+    replace: forget stored rows about other runs. again: measure again, and replace, what the tables hold of these.
 
     Raises
     ------
     ValueError
-        If no two finished runs in `folder` differ in one thing.
+        If no two finished runs in `folder` differ in one thing, or processors would be mixed (`mixed_processors`).
     """
     if not any(pairs_in(folder)):
         raise ValueError(f"{folder} holds no two finished runs that differ in one thing; `make demo` makes four")
@@ -92,14 +95,19 @@ def reduce_runs(folder: Path, tables: Path = DATA, *, replace: bool = False, com
     stored = {name: read_table(name, tables) if name in entries else pd.DataFrame() for name in (*PAIRS, *RUNS, AGAIN)}
     frames = {}
     for name, measure in PAIRS.items():
-        known = set(stored[name].get("run", ()))
-        frames[name] = merged(measure(folder, known), stored[name])
+        known = () if again else set(stored[name].get("run", ()))
+        frames[name] = merged(measure(folder, known), stored[name], again=again)
     new = {name: measure(folder) for name, measure in RUNS.items()}
-    frames |= {name: merged(new[name], stored[name]) for name in RUNS}
-    again = made_again(*(held[name] for held in (new, stored) for name in ("losses.parquet", "runs.csv")))
-    frames[AGAIN] = pd.concat([stored[AGAIN], again], ignore_index=True)
+    frames |= {name: merged(new[name], stored[name], again=again) for name in RUNS}
+    repeated = made_again(*(held[name] for held in (new, stored) for name in ("losses.parquet", "runs.csv")))
+    frames[AGAIN] = pd.concat([stored[AGAIN], repeated], ignore_index=True)
     if not frames[AGAIN].empty:
-        frames[AGAIN] = frames[AGAIN].drop_duplicates(["run", "device"])
+        frames[AGAIN] = frames[AGAIN].drop_duplicates(["run", "first_device", "device"])
+    if mixed := mixed_processors(frames["runs.csv"], frames[AGAIN]):
+        raise ValueError(
+            f"nothing written: {'; '.join(mixed)}, which have not shown equal losses, would be compared; make all runs "
+            "of a seed on one processor (with --again they replace those that the tables hold)"
+        )
     here, lines = origins(folder), []
     held = {*here["runs"], *frames["runs.csv"]["run"]}  # without the shorter runs whose place longer ones took
     for name, frame in frames.items():
@@ -125,9 +133,12 @@ def main(arguments: list[str] | None = None) -> None:
         "folder", nargs="?", type=Path, default=ROOT / "runs", help="run folders lie in it; default: runs"
     )
     parser.add_argument("--replace", action="store_true", help="forget stored rows about other runs")
+    parser.add_argument(
+        "--again", action="store_true", help="replace stored rows about these runs, if they tell as much"
+    )
     options = parser.parse_args(arguments)
     try:
-        print("\n".join(reduce_runs(options.folder, replace=options.replace)))
+        print("\n".join(reduce_runs(options.folder, replace=options.replace, again=options.again)))
     except ValueError as error:
         parser.error(str(error))
 

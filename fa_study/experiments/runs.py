@@ -106,7 +106,7 @@ def pairs_in(folder: Path) -> Iterator[Pair]:
     A control is compared with the Baseline run from which it differs. Initialisations are compared one with the next,
     so that no run counts more than twice. Of runs that differ in their number of steps alone, the longest counts.
     """
-    runs = _longest(runs_in(folder))
+    runs = longest_runs(folder)
     for run, settings in runs.items():
         if settings["attn"]["name"] == "baseline" and plain(settings):
             yield Pair(TRAVELLED, "", run, run, settings["precision.name"], settings["seed"])
@@ -116,8 +116,9 @@ def pairs_in(folder: Path) -> Iterator[Pair]:
                 yield Pair(kind, variant, run, reference, others["precision.name"], others["seed"])
 
 
-def _longest(runs: dict[Path, dict]) -> dict[Path, dict]:
-    chosen: dict[str, Path] = {}
+def longest_runs(folder: Path) -> dict[Path, dict]:
+    """`runs_in`, and of runs that differ in their number of steps alone the longest."""
+    runs, chosen = runs_in(folder), {}
     for run, settings in runs.items():
         rival = chosen.get(repr(settings))
         if rival is None or max(snapshot_steps(run), default=0) > max(snapshot_steps(rival), default=0):

@@ -1,7 +1,8 @@
-"""Does Flash Attention move the weights to somewhere of its own, or only as far as any perturbation does?
+"""Does a change of attention move the weights to somewhere of its own, or only as far as any perturbation does?
 
-Several twins of one initialisation, trained with Flash and with Baseline on the same batches. Twins scatter; what all
-Flash twins have in common, against all Baseline twins, is the systematic effect of Flash.
+Several twins of one initialisation, trained with Flash (or with an error injected into attention) and with Baseline on
+the same batches. Twins scatter; what all Flash twins have in common, against all Baseline twins, is the systematic
+effect of Flash.
 
 n twins per arm, P namings.
 """
@@ -18,26 +19,29 @@ import pandas as pd
 
 from fa_study.distance.aggregate import ZERO_GRADIENT
 from fa_study.experiments.predictions import prediction
-from fa_study.experiments.runs import runs_in
+from fa_study.experiments.runs import arm, longest_runs
 from fa_study.snapshots import load_weights, snapshot_steps
 
-ARMS = ("flash", "baseline")
+_RUN = ["arm", "twin"]
+_OTHER = ["other_arm", "other_twin"]
 
 
 def twin_families(folder: Path) -> dict[str, dict[tuple[str, int], Path]]:
-    """{family: {(arm, twin): run folder}} of runs that differ in their arm and nudge alone, two per arm or more.
+    """{family: {(arm, twin): run folder}} of runs that differ in their attention and nudge alone, two per arm or more.
 
     Runs whose weights were dropped are left out.
     """
     families: dict[str, dict[tuple[str, int], Path]] = defaultdict(dict)
-    for run, settings in runs_in(folder).items():
-        name, twin = settings.pop("attn")["name"], settings.pop("twin")
-        if name in ARMS and not settings["twin_step"] and (run / "weights").exists():
-            families[repr(settings)][name, twin] = run
+    for run, settings in longest_runs(folder).items():
+        name, twin = arm(settings), settings["twin"]
+        if not settings["twin_step"] and (run / "weights").exists():
+            families[repr(settings | {"attn": None, "twin": None})][name, twin] = run
     kept = {}
     for members in families.values():
-        if all(sum(name == arm for name, _ in members) >= 2 for arm in ARMS) and ("baseline", 0) in members:
-            kept[members["baseline", 0].name.removeprefix("baseline-")] = dict(sorted(members.items()))
+        per_arm = pd.Series([name for name, _ in members]).value_counts()
+        members = {key: run for key, run in sorted(members.items()) if per_arm[key[0]] >= 2}
+        if ("baseline", 0) in members and len({name for name, _ in members}) >= 2:
+            kept[members["baseline", 0].name.removeprefix("baseline-")] = members
     return kept
 
 
@@ -55,19 +59,19 @@ def inner_products(folder: Path) -> pd.DataFrame:
     rows = []
     for family, members in twin_families(folder).items():
         precision, seed = re.match(r"(\w+)-.*?-s(\d+)", family).groups()
-        steps = sorted(set.intersection(*(set(snapshot_steps(run)) for run in members.values())))
+        steps = {key: set(snapshot_steps(run)) for key, run in members.items()}
         for step, (space, flatten) in itertools.product(
-            steps, (("weights", weight_vector), ("predictions", prediction_vector))
+            sorted(steps["baseline", 0]), (("weights", weight_vector), ("predictions", prediction_vector))
         ):
-            vectors = [flatten(run, step) for run in members.values()]
-            if any(vector is None for vector in vectors):
+            vectors = {key: flatten(run, step) for key, run in members.items() if step in steps[key]}
+            vectors = {key: vector for key, vector in vectors.items() if vector is not None}
+            if ("baseline", 0) not in vectors:
                 continue
-            displacements = np.stack(vectors) - vectors[list(members).index(("baseline", 0))]
+            displacements = np.stack(list(vectors.values())) - vectors["baseline", 0]
             gram = displacements @ displacements.T
-            for (i, first), (j, second) in itertools.combinations_with_replacement(enumerate(members), 2):
+            for (i, first), (j, second) in itertools.combinations_with_replacement(enumerate(vectors), 2):
                 rows.append((family, precision, int(seed), space, step, *first, *second, gram[i, j]))
-    names = ["run", "precision", "seed", "space", "step", "arm", "twin", "other_arm", "other_twin", "inner"]
-    return pd.DataFrame(rows, columns=names)
+    return pd.DataFrame(rows, columns=["run", "precision", "seed", "space", "step", *_RUN, *_OTHER, "inner"])
 
 
 def weight_vector(run: Path, step: int) -> np.ndarray:
@@ -83,63 +87,80 @@ def prediction_vector(run: Path, step: int) -> np.ndarray | None:
     return None if predicted is None else predicted.numpy().ravel()
 
 
-def paired_gram(rows: pd.DataFrame) -> np.ndarray:
-    """Inner products (n, n) of the differences d_k = Flash twin k - Baseline twin k, from rows of `inner_products`."""
-    swapped = {"arm": "other_arm", "other_arm": "arm", "twin": "other_twin", "other_twin": "twin"}
-    both = pd.concat([rows, rows.rename(columns=swapped)])
-    inner = both.drop_duplicates(list(swapped)).set_index(list(swapped))["inner"].to_dict()
-    twins = sorted({key[2] for key in inner if key[0] == "flash"} & {key[2] for key in inner if key[0] == "baseline"})
+def paired_gram(rows: pd.DataFrame, *arms: str) -> np.ndarray:
+    """Inner products (k n, k n) of the differences d = twin i of an arm - Baseline twin i, arm after arm of the k arms.
 
-    def product(i: int, j: int) -> float:
-        signs = itertools.product((("flash", 1), ("baseline", -1)), repeat=2)
-        return sum(a * b * inner[first, second, i, j] for (first, a), (second, b) in signs)
+    rows : of `inner_products`, of one family, space and step. The n twins are those that the arms and Baseline have.
+    """
+    swapped = dict(zip(_RUN + _OTHER, _OTHER + _RUN))
+    both = pd.concat([rows, rows.rename(columns=swapped)]).drop_duplicates(list(swapped))
+    gram = both.pivot(index=_RUN, columns=_OTHER, values="inner")
+    twins = sorted(set.intersection(*(set(gram.loc[arm].index) for arm in (*arms, "baseline") if arm in gram.index)))
+    moved, origin = ([(arm, twin) for arm in names for twin in twins] for names in (arms, ["baseline"] * len(arms)))
+    return sum(
+        a * b * gram.loc[first, second].to_numpy(float)
+        for (first, a), (second, b) in itertools.product(((moved, 1), (origin, -1)), repeat=2)
+    )
 
-    return np.array([[product(i, j) for j in twins] for i in twins])
 
+def mean_effect(gram: np.ndarray, signs: np.ndarray, other_signs: np.ndarray | None = None) -> np.ndarray:
+    """Mean inner product of the differences of two distinct twins: mean over i != j of s_i t_j <d_i, e_j>.
 
-def mean_effect(gram: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Mean inner product of the differences of two distinct twins: mean over i != j of s_i s_j <d_i, d_j>.
-
-    An unbiased estimate of |E d|^2, what all differences have in common: the noise of one twin is independent of that
-    of another, so that only what they share remains. Negative values are noise about 0.
+    An unbiased estimate of <E d, E e>, what all differences have in common: the noise of one twin is independent of
+    that of another, so that only what they share remains. Negative values are noise about 0.
 
     Parameters
     ----------
-    gram : (n, n) inner products <d_i, d_j>. signs : (P, n), -1 where Flash and Baseline change their names.
+    gram : (n, n) inner products <d_i, e_j>. signs : (P, n) s, -1 where an arm and Baseline change their names.
+    other_signs : t, the same for e; default: s, as e is d.
 
     Returns
     -------
     ndarray : (P,) in the square of the vectors' unit.
     """
-    count = len(gram)
-    return (((signs @ gram) * signs).sum(-1) - np.trace(gram)) / (count * (count - 1))
+    count, other_signs = len(gram), signs if other_signs is None else other_signs
+    own = (signs * other_signs * np.diag(gram)).sum(-1)
+    return (((signs @ gram) * other_signs).sum(-1) - own) / (count * (count - 1))
 
 
-def systematic_effect(table: pd.DataFrame) -> pd.DataFrame:
-    """The systematic effect of Flash with an exact permutation test, by family, space and step.
+def systematic_effect(table: pd.DataFrame, arm: str = "flash", other: str | None = None) -> pd.DataFrame:
+    """The systematic effect of an arm with an exact permutation test, by family, space and step.
 
     Under the hypothesis that Flash is one more perturbation, the names of two runs that start from the same twin may be
     exchanged; all 2^n ways of doing so are counted (256 for 8 twins, so that p is at least 2/256). Flash twin k and
     Baseline twin k share their nudge, and with it their noise in the first steps: hence the pairs.
 
+    With `other`, what the effects of two arms have in common: zero if they lead to different places, whether or not
+    each has an effect of its own. Here the names of `arm` alone are exchanged.
+
+    Parameters
+    ----------
+    table : `inner_products`. arm, other : as `runs.arm` calls them.
+
     Returns
     -------
     DataFrame : run, precision, seed, space, step, twins (n), share (the systematic part of the mean squared distance
-        between Flash twin k and Baseline twin k), p (share of the namings whose effect is at least as large),
-        detectable (the share that would have had p = 0.05). Steps at which no twin differs are left out.
+        between Flash twin k and Baseline twin k; for two arms, over the geometric mean of their distances), p (share of
+        the namings whose effect is at least as large), detectable (the share that would have had p = 0.05). Steps at
+        which no twin differs, or of which there are no two twins, are left out.
     """
-    rows = []
-    for keys, part in table.groupby(["run", "precision", "seed", "space", "step"], observed=True):
-        gram = paired_gram(part)
-        distance = np.trace(gram) / len(gram)
-        # Stored in FP32: a distance of exactly 0 comes back as rounding noise.
-        if distance <= 1e-6 * part["inner"].abs().max():
+    names, arms = ["run", "precision", "seed", "space", "step"], [arm] if other is None else [arm, other]
+    rows, kept = [], ["baseline", *arms]
+    for keys, part in table[table["arm"].isin(kept) & table["other_arm"].isin(kept)].groupby(names, observed=True):
+        gram = paired_gram(part, *arms) if set(arms) <= set(part["arm"]) else np.empty((0, 0))
+        count = len(gram) // len(arms)
+        if count < 2:
             continue
-        signs = np.array(list(itertools.product((1, -1), repeat=len(gram))))
-        effect, null = mean_effect(gram, signs[:1])[0], mean_effect(gram, signs)
-        # Equal up to rounding counts as "at least as large": the true naming is one of them.
-        p = float((null >= effect - 1e-9 * distance).mean())
-        row = dict(zip(("run", "precision", "seed", "space", "step"), keys))
-        row |= {"twins": len(gram), "share": effect / distance, "p": p}
+        distances = np.diag(gram).reshape(len(arms), count).mean(1)
+        # Stored in FP32: a distance of exactly 0 comes back as rounding noise.
+        if distances.min() <= 1e-6 * part["inner"].abs().max():
+            continue
+        signs = np.array(list(itertools.product((1, -1), repeat=count)))
+        fixed = None if other is None else np.ones(count)
+        distance = distances.prod() ** (1 / len(arms))
+        null = mean_effect(gram[:count, -count:], signs, fixed)
+        # Equal up to rounding counts as "at least as large": the true naming, the first one, is one of them.
+        row = dict(zip(names, keys)) | {"twins": count, "share": null[0] / distance}
+        row["p"] = float((null >= null[0] - 1e-9 * distance).mean())
         rows.append(row | {"detectable": float(np.quantile(null, 0.95)) / distance})
     return pd.DataFrame(rows)

@@ -77,20 +77,53 @@ def bias_verdict(beside: pd.DataFrame) -> Verdict:
     return Verdict("'bias drives the drift'", answer(int(further.sum()), len(leaning)), text)
 
 
-def direction_sentence(shared: pd.DataFrame) -> str:
-    """What the cosines between two widths of one rounding say, beside those of runs that have nothing in common.
+def direction_verdict(effects: pd.DataFrame, *, level: float = 0.01) -> Verdict:
+    """Does an error that is injected into attention lead training to somewhere of its own?
+
+    It does in an arm, space and step if what its twins have in common has p below `level`. Flash is told beside them.
 
     Parameters
     ----------
-    shared : `experiments.directions.shared_direction`.
+    effects : `experiments.directions.effects_of_doses`.
+
+    Raises
+    ------
+    ValueError : no tiled arm has twins.
     """
-    shared = shared[shared["step"].isin(STEPS) & (shared["space"] == "weights")]
-    words = []
-    for step, part in shared.groupby("step"):
-        cosines = part.groupby("rounding")["cosine"].median()
-        each = ", ".join(f"{cosines[mode]:+.2f} {name}" for mode, name in MODES.items() if mode in cosines)
-        words.append(
-            f"at step {step} {each} ({part['low'].min():+.2f} to {part['high'].max():+.2f} between runs that have "
-            "nothing in common)"
+    effects = effects[effects["step"] > 0]
+    own, both = effects[effects["a"] == effects["b"]], effects[effects["a"] != effects["b"]]
+    tiled = own[own["rounding"] != "Flash"]
+    if tiled.empty:
+        raise ValueError("no run whose attention is tiled has twins; train some with twin=1, 2, ...")
+
+    def told(part: pd.DataFrame) -> str:
+        weights = part[part["space"] == "weights"].groupby("step")["share"].agg(["min", "max"])
+        spans = (
+            f"{row['min']:.0%}" + (f" to {row['max']:.0%}" if len(part["a"].unique()) > 1 else "") + f" at step {step}"
+            for step, row in weights.iterrows()
         )
-    return f"Cosine between the displacements from Baseline at 7 and at 10 fraction bits: {'; '.join(words)}."
+        return f"in {int((part['p'] < level).sum())} of {len(part)} cases (weights: {', '.join(spans)})"
+
+    names = {"Flash": "Flash", **MODES}
+    each = "; ".join(
+        f"{names[rounding]} {told(own[own['rounding'] == rounding])}"
+        for rounding in names
+        if rounding in set(own["rounding"])
+    )
+    of = own.set_index("a")["rounding"].to_dict()
+    pairs = both.assign(pair=[tuple(sorted((of[row.a], of[row.b]))) for row in both.itertuples()])
+    widths = {
+        "both widths toward zero": ("toward_zero", "toward_zero"),
+        "two widths to nearest": ("nearest_even", "nearest_even"),
+        "to nearest and toward zero": ("nearest_even", "toward_zero"),
+    }
+    shared = "; ".join(
+        f"{words} {told(part)}" for words, pair in widths.items() if len(part := pairs[pairs["pair"] == pair])
+    )
+    text = (
+        f"Share of the squared distance from Baseline that all {tiled['twins'].max()} twins of an arm have in common, "
+        f"and how often it has p < {level:g}: {each}." + (f" That two arms have in common: {shared}." if shared else "")
+    )
+    return Verdict(
+        "'an injected error leads somewhere of its own'", answer(int((tiled["p"] < level).sum()), len(tiled)), text
+    )
