@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from fa_study import figures
-from fa_study.experiments.amplification import drift_curves, flash_beside_twins, growth, growth_intervals
+from fa_study.experiments.amplification import beside_twins, drift_curves, growth, growth_intervals
 from fa_study.tables import read_table
-from fa_study.verdicts import explained_verdict
+from fa_study.verdicts import explained_verdict, meeting_sentence
 
 STEPS = np.arange(0, 1050, 50)
 FLASH, TWIN = "Flash against Baseline", "ulp twin"
@@ -51,16 +51,16 @@ def test_the_growth_of_an_exponential_is_its_factor():
     assert growths.loc[(FLASH, 0, "weights", 1), "factor"] == pytest.approx(10)
     assert growths.loc[(TWIN, 600, "predictions", 0), "factor"] == pytest.approx(100)
     # 1e-7 * 10^(step / 100) comes to a third of 0.3 at step 600; 1e-7 * 100^(since / 100) at 300 steps after the fork
-    assert growths.loc[(FLASH, 0, "weights", 1), ["saturated", "points"]].tolist() == [600, 11]
-    assert growths.loc[(TWIN, 600, "weights", 0), "saturated"] == 900
+    assert growths.loc[(FLASH, 0, "weights", 1), ["risen", "points"]].tolist() == [600, 11]
+    assert growths.loc[(TWIN, 600, "weights", 0), "risen"] == 900
     assert growths.loc[(FLASH, 0, "predictions", 2), "level"] == pytest.approx(0.6)
 
 
 def test_a_climb_that_the_snapshots_miss_has_no_factor():
     curves = drift_curves(*tables({(FLASH, "", "bf16", 0): exponential(1e-3, 1e3, 0.3)}))
     row = growth(curves).iloc[0]
-    assert np.isnan(row["factor"]) and row["points"] == 1 and row["saturated"] == 100
-    assert growth_intervals(growth(curves)).empty and flash_beside_twins(curves).empty
+    assert np.isnan(row["factor"]) and row["points"] == 1 and row["risen"] == 100
+    assert growth_intervals(growth(curves)).empty and beside_twins(curves).empty
 
 
 def test_intervals_leave_later_forks_out_and_cover_the_factor():
@@ -70,8 +70,8 @@ def test_intervals_leave_later_forks_out_and_cover_the_factor():
     assert table.loc[("weights", FLASH), "low"] < 10 < table.loc[("weights", FLASH), "high"]
 
 
-def test_flash_beside_twins_tells_sizes_from_rates():
-    beside = flash_beside_twins(study(flash=2.0)).set_index(["space", "what"])["centre"]
+def test_beside_twins_tells_sizes_from_rates():
+    beside = beside_twins(study(flash=2.0)).set_index(["space", "what"])["centre"]
     for space in ("weights", "predictions"):
         assert beside[space, "growth"] == pytest.approx(1, rel=1e-3)
         assert beside[space, "distance while growing"] == pytest.approx(1 / 3, rel=1e-2)
@@ -82,13 +82,25 @@ def test_flash_beside_twins_tells_sizes_from_rates():
     ("flash", "rate", "holds", "words"),
     [
         (1.0, 10.0, "holds", "weights in FP32 100% (95% to 105%, 3 seeds"),
-        (2.0, 10.0, "holds only where", "weights in FP32 50% (48% to 53%, 3 seeds"),
-        (2.0, 20.0, "does not hold", "is 2.00 to 2.00 times the twins', and not told from theirs in 0 of 2 cases"),
+        (2.0, 10.0, "does not hold", "weights in FP32 50% (48% to 53%, 3 seeds; further"),
+        (1.0, 20.0, "holds", "is 2.00 to 2.00 times the twins'; only a ratio of 1."),
     ],
 )
 def test_the_verdict_follows_sizes_and_rates(flash, rate, holds, words):
-    verdict = explained_verdict(flash_beside_twins(study(flash, rate)))
+    verdict = explained_verdict(beside_twins(study(flash, rate)))
     assert verdict.holds == holds and words in verdict.text
+
+
+def test_a_wide_interval_at_the_end_leaves_it_open():
+    verdict = explained_verdict(beside_twins(study(1.0, 10.0, wobble=0.3)))
+    assert verdict.holds == "undecided" and "3 seeds; undecided" in verdict.text
+
+
+def test_low_precision_is_told_beside_the_fp32_twins():
+    series = {("BF16 against FP32", "", "fp32", seed): exponential(1e-3, 10.0, 0.6) for seed in range(3)}
+    series |= {(TWIN, "", "fp32", seed): exponential(1e-7, 10.0, 0.3) for seed in range(3)}
+    beside = beside_twins(drift_curves(*tables(series)), "BF16 against FP32").assign(kind="BF16 against FP32")
+    assert "BF16 against FP32, weights: 2.00 (2.00 to 2.00)" in meeting_sentence(beside)
 
 
 def test_the_stored_tables_can_be_drawn():

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from fa_study import figures
-from fa_study.experiments.drift_ratios import METRICS, low_precision_ratios, relative_drift
+from fa_study.experiments.drift_ratios import METRICS, PREDICTIONS, low_precision_ratios, relative_drift
 from fa_study.figures.weights import KIND_COLOURS
 
 
@@ -17,7 +17,9 @@ def table(
     rows = []
     for (i, kind), seed, step in itertools.product(enumerate(kinds), (0, 1), (0, 100, 200)):
         value = step * (i + 1) * (1 + 0.1 * seed) * 1e-6 + (1e-9 if kind == "ulp twin" else 0)
-        rows.append({"kind": kind, "seed": seed, "step": step, **dict.fromkeys(METRICS, value)})
+        rows.append(
+            {"run": f"{kind}-s{seed}", "kind": kind, "seed": seed, "step": step, **dict.fromkeys(METRICS, value)}
+        )
     return pd.DataFrame(rows).assign(variant="", precision="fp32", level=level, average="pooled", name=name)
 
 
@@ -29,7 +31,10 @@ def data_of(chart):
 def test_figure_8_offers_metric_average_and_reference():
     chart = figures.relative_weights(relative_drift(table()))
     switches = {param["name"]: param["bind"]["options"] for param in chart.to_dict()["params"] if "bind" in param}
-    assert switches["shown"] == ["raw", "relative", "minus_start"] and set(switches["metric"]) == set(METRICS)
+    assert switches["shown"] == ["raw", "relative", "minus_start"] and set(switches["metric"]) == {
+        *METRICS,
+        PREDICTIONS,
+    }
     rows = {(row["kind"], row["step"]): row for row in data_of(chart) if row.get("metric") == "wasserstein"}
     assert rows["Flash against Baseline", 200]["raw_low"] == pytest.approx(2e-4)
     assert rows["Flash against Baseline", 200]["relative_mid"] == pytest.approx(0.25)

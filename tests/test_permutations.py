@@ -35,13 +35,13 @@ def test_w1_of_noise_begins_as_the_mean_difference_and_ends_as_the_wider_distrib
     )
 
 
-def weights_table(wasserstein, mean_difference, kinds=("Flash against Baseline", "other initialisation")):
+def weights_table(wasserstein, mean_difference, kinds=("Flash against Baseline", "other initialisation"), seeds=2):
     """A row per kind, seed and step, with the given distances at each step."""
     rows = [
         {"run": f"{kind} {seed}", "kind": kind, "precision": "bf16", "seed": seed, "step": 100 * i, "level": "model"}
         | {"average": "pooled", "wasserstein": w, "mean_difference": m, "wasserstein_floor": 0.01, "relative_l2": 2 * m}
         for kind in kinds
-        for seed in range(2)
+        for seed in range(seeds)
         for i, (w, m) in enumerate(zip(wasserstein, mean_difference))
     ]
     return pd.DataFrame(rows)
@@ -56,9 +56,19 @@ def test_the_verdict_on_initialisations_follows_the_numbers():
     assert blind.holds == "does not hold"
     assert "W1 is 1.00 to 1.00 times what chance" in blind.text and "at most 2.0 times later" in blind.text
     assert "never exceeds 3.3%" in blind.text and "1.00 apart" in blind.text
-    assert "relative L2 has changed by +20.0% and W1 by +100% (medians; 2 pairs" in blind.text
+    assert "relative L2 and W1 have changed by +20.0% and +100% in BF16 (2 pairs of runs) (medians)" in blind.text
     assert blind_verdict(weights_table((0.5, 0.02), (0.5, 0.6))).holds == "holds only where"
     assert blind_verdict(weights_table((0.5, 0.6), (0.5, 0.6))).holds == "holds"
+
+
+def test_pairs_are_counted_by_precision_and_shared_initial_weights_once():
+    bf16 = weights_table((0.01, 0.02), (0.5, 0.6))
+    more = weights_table((0.01, 0.04), (0.5, 0.55), seeds=1).assign(precision="fp16_emulated")
+    more["run"] = more["run"] + " again"
+    text = blind_verdict(pd.concat([bf16, more], ignore_index=True)).text
+    assert "(2 pairs of initial weights; the precisions start from the same)" in text
+    assert "+20.0% and +100% in BF16 (2 pairs of runs), +10.0% and +300% in FP16 (emulated) (1 pair of runs)" in text
+    assert "(2 pairs of initial weights)" in blind_verdict(bf16).text
 
 
 def test_the_verdict_on_linearity_follows_the_numbers():
@@ -67,6 +77,9 @@ def test_the_verdict_on_linearity_follows_the_numbers():
     assert falling.holds == "holds only where"
     assert "4,096 normal values by a W1 of 0.90, 0.50, 0.25 times" in falling.text
     assert "1.00 at step 100 and 0.125 at step 200 in BF16 (2 seeds)" in falling.text
+    both = [weights_table((0.0, 0.1), (0.0, 0.1)), weights_table((0.0, 0.2), (0.0, 0.4), seeds=1)]
+    text = linearity_verdict(noise, pd.concat([both[0], both[1].assign(precision="fp32")], ignore_index=True)).text
+    assert "in BF16 (2 seeds); 0.50 at step 100" in text and text.endswith("in FP32 (1 seed).")
     assert linearity_verdict(noise, weights_table((0.0, 0.1), (0.0, 0.1))).holds == "holds"
     assert linearity_verdict(noise, weights_table((0.0, 0.1), (0.0, 0.9))).holds == "does not hold"
 

@@ -5,7 +5,13 @@ import pandas as pd
 import pytest
 from made_runs import make_run
 
-from fa_study.experiments.drift_ratios import low_precision_ratios, relative_drift
+from fa_study.experiments.drift_ratios import (
+    at_the_end,
+    low_precision_ratios,
+    per_seed,
+    relative_drift,
+    scatter_ratios,
+)
 from fa_study.experiments.intervals import log_ratio_interval
 from fa_study.experiments.runs import TRAVELLED, pairs_in
 from fa_study.experiments.weights import (
@@ -23,6 +29,7 @@ from fa_study.verdicts import (
     systematic_verdict,
     uniform_in_training,
 )
+from fa_study.verdicts.amplification import judged
 from fa_study.verdicts.answer import short_answer
 
 
@@ -138,10 +145,11 @@ def test_the_verdict_follows_the_numbers():
     )  # a rising trend, but it does not only grow
 
 
-def table_of(**series):
-    """Pooled rows of the whole model, FP32, seeds 0 and 1: {kind: distance at each step}, the same in every metric."""
+def table_of(*, seeds=(0, 1), **series):
+    """Pooled rows of the whole model, FP32: {kind: distance at each step}, the same in every seed and metric."""
     return pd.DataFrame(
         {
+            "run": f"{kind}-s{seed}",
             "kind": kind.replace("_", " "),
             "variant": "",
             "precision": "fp32",
@@ -154,17 +162,24 @@ def table_of(**series):
             "relative_l2": value,
         }
         for kind, values in series.items()
-        for seed in (0, 1)
+        for seed in seeds
         for i, value in enumerate(values)
     )
 
 
 def test_initialisation_verdict():
-    slow = table_of(Flash_against_Baseline=[0, 1, 2, 3], other_initialisation=[5, 7, 9, 11])
-    assert initialisation_verdict(slow).holds == "holds"
-    assert "0.5 to 0.5 times (no faster in 2 of 2)" in initialisation_verdict(slow).text
-    fast = table_of(Flash_against_Baseline=[0, 1, 2, 3], other_initialisation=[5, 5.5, 6, 6.5])
-    assert initialisation_verdict(fast).holds == "does not hold"
+    def verdict(other, wobble=0.0):
+        table = table_of(seeds=range(4), Flash_against_Baseline=[0, 1, 2, 3], other_initialisation=other)
+        names = ["max_difference", "wasserstein", "relative_l2"]
+        table[names] = table[names].mul(1 + wobble * (table["seed"] // 2), axis=0).astype(float)
+        return initialisation_verdict(table)
+
+    slow = verdict([5, 7, 9, 11], wobble=0.01)
+    assert slow.holds == "holds" and "more slowly than that of two initialisations in 3, faster in 0" in slow.text
+    assert "Max Difference in FP32 10 beside 20" in slow.text
+    assert "FP32: 4 pairs of Flash and Baseline, 2 of initialisations, no run of which is in two" in slow.text
+    assert verdict([5, 5.5, 6, 6.5], wobble=0.01).holds == "does not hold"
+    assert verdict([5, 6.1, 7.2, 8.3], wobble=1.0).holds == "undecided"
 
 
 def test_low_precision_verdict():
@@ -172,7 +187,16 @@ def test_low_precision_verdict():
     assert low_precision_verdict(paper).holds == "holds"
     same = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 1, 2, 3])
     assert low_precision_verdict(same).holds == "does not hold"
-    assert "1 at step 100, 1.00 (1.00 to 1.00, 2 seeds) at step 300" in low_precision_verdict(same).text
+    assert "0 of 9 combinations of metric, precision and step, with its whole interval in 0" in (
+        text := low_precision_verdict(same).text
+    )
+    assert "At step 300, in relative L2, BF16 against FP32, Flash in FP32: 1.00 (1.00 to 1.00, 2 seeds)" in text
+    passing = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 3, 6, 3])
+    assert low_precision_verdict(passing).holds == "holds only where"
+    wide = table_of(Flash_against_Baseline=[0, 1, 2, 3], BF16_against_FP32=[0, 3, 6, 9])
+    for name in ("max_difference", "wasserstein", "relative_l2"):
+        wide[name] = wide[name].mul(1.0 + (wide["seed"] == 1) * (wide["kind"] == "BF16 against FP32"))
+    assert low_precision_verdict(wide).holds == "undecided"  # 3 in one seed and 6 in the other
 
 
 def test_uniform_bf16_in_training_stands_beside_the_twins_of_its_seed():
@@ -180,8 +204,8 @@ def test_uniform_bf16_in_training_stands_beside_the_twins_of_its_seed():
     table.loc[table["kind"] == "tiled against Baseline", "variant"] = "uniform bf16"
     farther = table[table["kind"] == "ulp twin"].assign(relative_l2=lambda twins: 2 * twins["relative_l2"])
     several = uniform_in_training(pd.concat([table, farther]))
-    assert "seed 1 30.0% at step 200, within the 20.0% to 40.0% of its 2 ulp twins" in several
-    assert "beside the 20.0% of its ulp twin" in uniform_in_training(table)
+    assert "seed 1 by 30.0% until step 200, 1.00 times the median of its 2 ulp twins" in several
+    assert "1.50 times the distance of its ulp twin" in uniform_in_training(table)
     assert uniform_in_training(table[table["kind"] == "ulp twin"]) == ""
 
 
@@ -212,10 +236,70 @@ def test_amplification_verdict():
     more = table_of(Flash_against_Baseline=[0, 5, 8, 9], ulp_twin=[0.1, 1, 2, 3])
     assert amplification_verdict(more).holds == "does not hold"
     text = amplification_verdict(more).text
-    assert "in FP32 3.00 (3.00 to 3.00, 2 seeds) at step 300, where a true ratio of 1.00 would" in text
-    assert "at most 5.00 on the way (step 100)" in text
+    assert "in FP32 3.00 (3.00 to 3.00, 2 seeds) at step 300, at most 5.00 (5.00 to 5.00) on the way (step 100)" in text
+    assert "of 3 snapshots, Flash is no further away at 0 (interval below 1.25), further at 3; 0 are open" in text
     on_the_way = table_of(Flash_against_Baseline=[0, 5, 2, 3], ulp_twin=[0.1, 1, 2, 3])
     assert amplification_verdict(on_the_way).holds == "holds only where"
+
+
+def test_not_to_see_a_difference_is_no_proof_that_there_is_none():
+    """Ratios of 0.5 and 2: the interval reaches from far below 1 to far above the margin."""
+    loud = table_of(Flash_against_Baseline=[0, 1, 2, 4], ulp_twin=[0.1, 1, 2, 4])
+    loud["relative_l2"] = loud["relative_l2"].mul(4.0 ** (loud["seed"] * (loud["kind"] == "ulp twin")) / 2)
+    verdict = amplification_verdict(loud)
+    assert verdict.holds == "undecided" and "further at 0; 3 are open" in verdict.text
+    assert list(judged(pd.Series([0.9, 1.1, 0.9, 1.1]), pd.Series([1.1, 1.2, 1.4, 1.4]))) == [
+        "no further",
+        "no further",
+        "undecided",
+        "further",
+    ]
+
+
+def test_several_twins_of_a_seed_count_as_one():
+    table = table_of(ulp_twin=[0.1, 0.2, 0.3], its_own_start=[0, 1, 1])
+    more = table[(table["seed"] == 0) & (table["kind"] == "ulp twin")]
+    others = [
+        more.assign(run=f"ulp_twin{i}-s0").assign(relative_l2=more["relative_l2"] * factor)
+        for i, factor in enumerate((10, 10, 10, 10))
+    ]
+    rows = relative_drift(pd.concat([table, *others])).query("metric == 'relative_l2'")
+    assert len(rows) == 3 * 6 and not rows.duplicated(["run", "step"]).any()  # each pair beside its own start
+    seeds = per_seed(rows[rows["step"] == 200], "raw", ["kind"]).set_index("seed")["raw"]
+    assert seeds.to_dict() == pytest.approx({0: 3.0, 1: 0.3})
+
+
+def test_the_end_stands_beside_the_twins_of_the_same_seed():
+    table = table_of(Flash_against_Baseline=[0, 2, 4], ulp_twin=[0.1, 1, 2], its_own_start=[0, 1, 1])
+    table = table.assign(mean_difference=10.0, wasserstein_floor=0.5)
+    table.loc[table["seed"] == 1, "relative_l2"] *= 3
+    predictions = table[["run", "step"]].assign(relative=table["relative_l2"] / 8)
+    rows = at_the_end(table, predictions).set_index("pair")
+    flash = rows.loc["Flash against Baseline"]
+    assert (flash["seeds"], flash["weights"], flash["predictions"], flash["over twins"]) == (2, 8, 1, 2)
+    assert (flash["W1 / mean |d|"], flash["W1 / floor"]) == (0.4, 8) and set(rows.index) == {
+        "Flash against Baseline",
+        "ulp twin",
+    }
+
+
+def test_the_predictions_are_one_more_metric():
+    table = table_of(Flash_against_Baseline=[0, 1, 2], BF16_against_FP32=[0, 3, 6], its_own_start=[0, 1, 2])
+    names = ["run", "kind", "variant", "precision", "seed", "step"]
+    predictions = table[names].assign(rms=table["relative_l2"] * (1 + 4 * (table["kind"] == "BF16 against FP32")))
+    rows = low_precision_ratios(table, predictions)
+    assert rows.query("metric == 'prediction_rms' and step == 200")["centre"].tolist() == pytest.approx([15])
+    assert "15.00 to 15.00 in the predictions" in low_precision_verdict(table, predictions).text
+
+
+def test_scatter_over_the_seeds_is_told_with_its_interval():
+    table = table_of(seeds=range(5), Flash_against_Baseline=[0, 1.0], FP16_against_FP32=[0, 1.0])
+    for kind, power in (("Flash against Baseline", 1), ("FP16 against FP32", 2)):
+        table.loc[table["kind"] == kind, "relative_l2"] *= 2.0 ** (power * table["seed"])
+    (row,) = scatter_ratios(table, "relative_l2").to_dict("records")
+    assert row["ratio"] == pytest.approx(2) and row["seeds"] == 5
+    edge = 9.6045**0.5  # F of (4, 4) degrees of freedom at 97.5 %, from a printed table
+    assert (row["low"], row["high"]) == pytest.approx((2 / edge, 2 * edge), rel=1e-3)
 
 
 def test_relative_drift_divides_by_what_the_reference_has_travelled():

@@ -1,7 +1,7 @@
 """How fast training amplifies a difference between two runs, where it ends, and what of Flash's drift that explains.
 
-A difference too small to matter grows by a steady factor per step until the two runs have nothing in common but what
-every run has; from there on it no longer depends on how small it was.
+A difference too small to matter grows from step to step until the two runs have nothing in common but what every run
+has; from there on it depends less and less on how small it was.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fa_study.experiments.weights import whole_model
 
 FLASH, TWIN = "Flash against Baseline", "ulp twin"
 KINDS = [FLASH, TWIN, "BF16 against FP32", "FP16 against FP32"]
-SATURATED = 1 / 3
+RISEN = 1 / 3
 _CURVE = ["kind", "fork", "precision", "seed", "run", "space"]
 
 
@@ -43,68 +43,69 @@ def drift_curves(weights: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFra
 
 
 def growth(curves: pd.DataFrame) -> pd.DataFrame:
-    """Growth and saturation of each pair's distance.
+    """Growth of each pair's distance, and when it has risen.
 
-    The level is the median distance over the last quarter of the snapshots. A distance is saturated from the first
-    snapshot at which it is at least `SATURATED` of the level. The growth is that of the least-squares line through the
-    logarithms of the distances before.
+    The level is the median distance over the last quarter of the snapshots, whether or not it still grows. A distance
+    has risen at the first snapshot at which it is at least `RISEN` of the level. The growth is that of the
+    least-squares line through the logarithms of the distances before.
 
     Returns
     -------
     DataFrame : `drift_curves`' naming columns, factor (by which the distance is multiplied every 100 steps; NaN with
-        fewer than two snapshots before saturation), points (snapshots that it is fitted to), saturated (step), level.
+        fewer than two snapshots before it has risen), points (snapshots that it is fitted to), risen (step), level.
     """
     rows = []
     for keys, curve in curves.sort_values("step").groupby(_CURVE, sort=False):
         step, distance = curve["step"].to_numpy(), curve["distance"].to_numpy()
         level = np.median(distance[-max(1, len(distance) // 4) :])
-        points = int(np.argmax(distance >= SATURATED * level))
+        points = int(np.argmax(distance >= RISEN * level))
         slope = np.polyfit(step[:points], np.log(distance[:points]), 1)[0] if points >= 2 else np.nan
         row = dict(zip(_CURVE, keys)) | {"factor": np.exp(100 * slope), "points": points}
-        rows.append(row | {"saturated": int(step[points]), "level": level})
+        rows.append(row | {"risen": int(step[points]), "level": level})
     return pd.DataFrame(rows)
 
 
 def growth_intervals(growths: pd.DataFrame) -> pd.DataFrame:
-    """Factor per 100 steps over the seeds: space, precision, kind, seeds, centre, low, high, saturated (median step).
+    """Factor per 100 steps over the seeds: space, precision, kind, seeds, all_seeds, centre, low, high, risen.
 
-    Of pairs that differ from the first step on. A seed's twins count as one, by their median.
+    Of pairs that differ from the first step on. A seed's twins count as one, by their median. Seeds that rise too fast
+    for two snapshots have no factor: all_seeds and risen (the median step) count them, the others do not.
     """
     rows = []
-    started = growths[(growths["fork"] == 0) & growths["factor"].notna()]
-    for keys, part in started.groupby(["space", "precision", "kind"]):
-        seeds = part.groupby("seed")[["factor", "saturated"]].median()
-        if len(seeds) >= 2:
-            centre, low, high = log_ratio_interval(seeds["factor"])
-            row = dict(zip(("space", "precision", "kind"), keys)) | {"seeds": len(seeds), "centre": centre}
-            rows.append(row | {"low": low, "high": high, "saturated": seeds["saturated"].median()})
+    for keys, part in growths[growths["fork"] == 0].groupby(["space", "precision", "kind"]):
+        seeds = part.groupby("seed")[["factor", "risen"]].median()
+        factors = seeds["factor"].dropna()
+        if len(factors) >= 2:
+            centre, low, high = log_ratio_interval(factors)
+            row = dict(zip(("space", "precision", "kind"), keys)) | {"seeds": len(factors), "all_seeds": len(seeds)}
+            rows.append(row | {"centre": centre, "low": low, "high": high, "risen": seeds["risen"].median()})
     return pd.DataFrame(rows)
 
 
-def flash_beside_twins(curves: pd.DataFrame) -> pd.DataFrame:
-    """Flash over its ulp twins, seed by seed: how fast the distance grows, and how large it is.
+def beside_twins(curves: pd.DataFrame, kind: str = FLASH) -> pd.DataFrame:
+    """Flash, or another kind of pair, over the ulp twins of its precision, seed by seed: how fast it grows, how large.
 
     Returns
     -------
     DataFrame : a row per (precision, space, what): seeds, centre, low, high, detectable. what is "growth" (ratio of the
         factors per 100 steps), "distance while growing" (geometric mean of the ratio over the snapshots at which
-        neither is saturated) or "distance at the end" (the same over the last quarter of the training).
+        neither has risen) or "distance at the end" (the same over the last quarter of the training).
     """
     growths = growth(curves[curves["fork"] == 0])
     keys = ["precision", "space", "seed"]
 
-    def side(frame: pd.DataFrame, kind: str, value: str, by: list[str]) -> pd.Series:
-        return frame[frame["kind"] == kind].groupby(by)[value].median()
+    def side(frame: pd.DataFrame, of: str, value: str, by: list[str]) -> pd.Series:
+        return frame[frame["kind"] == of].groupby(by)[value].median()
 
-    factors = side(growths, FLASH, "factor", keys) / side(growths, TWIN, "factor", keys)
+    factors = side(growths, kind, "factor", keys) / side(growths, TWIN, "factor", keys)
     parts = {"growth": factors}
     started = curves[curves["fork"] == 0]
     steps = [*keys, "step"]
-    ratio = (side(started, FLASH, "distance", steps) / side(started, TWIN, "distance", steps)).rename("ratio")
+    ratio = (side(started, kind, "distance", steps) / side(started, TWIN, "distance", steps)).rename("ratio")
     both = ratio.dropna().reset_index("step")
-    for column, kind in (("flash", FLASH), ("twin", TWIN)):
-        both = both.join(side(growths, kind, "saturated", keys).rename(column))
-    growing = both["step"] < both[["flash", "twin"]].min(axis=1)
+    for column, each in (("pair", kind), ("twin", TWIN)):
+        both = both.join(side(growths, each, "risen", keys).rename(column))
+    growing = both["step"] < both[["pair", "twin"]].min(axis=1)
     both["ratio"] = np.log(both["ratio"])
     parts["distance while growing"] = np.exp(both[growing].groupby(keys)["ratio"].mean())
     parts["distance at the end"] = np.exp(both[both["step"] > 0.75 * both["step"].max()].groupby(keys)["ratio"].mean())

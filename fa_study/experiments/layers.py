@@ -6,7 +6,9 @@ cross-attention to the caption.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from scipy import stats
 
 from fa_study.experiments.amplification import FLASH, TWIN
 from fa_study.experiments.intervals import log_ratio_interval
+from fa_study.experiments.runs import TRAVELLED
 
 PARTS = {
     "self-attention": r"^denoiser\..*\.attn1\.",
@@ -22,6 +25,12 @@ PARTS = {
     "text encoder": r"^text_encoder\.",
 }
 OTHER = "other"
+# Column of `attention_layers` -> what it measures.
+YARDSTICKS = {
+    "deviation": "largest |Flash - Baseline|",
+    "flash_error": "RMS error of Flash against FP64",
+    "baseline_error": "RMS error of Baseline against FP64",
+}
 _LAYER = r"^denoiser\.(.*\.attn[12])\."
 _RUN = ["precision", "seed", "step"]
 
@@ -63,9 +72,10 @@ def attention_layers(drift: pd.DataFrame, deviations: pd.DataFrame) -> pd.DataFr
 
     Returns
     -------
-    DataFrame : a row per (precision, seed, step, layer): part; deviation, the RMS error of Flash against FP64 on the
-        run's own inputs; baseline, that of Baseline on the same inputs; flash and twin, the geometric mean of the
-        relative L2 distance over the layer's weight matrices.
+    DataFrame : a row per (precision, seed, step, layer): part; deviation, the largest |Flash - Baseline| of the
+        layer's output on the run's own inputs; flash_error and baseline_error, the RMS error of either against FP64 on
+        the same inputs; keys, exp(entropy) of the probabilities, the number of keys that a query averages over; flash
+        and twin, the geometric mean of the relative L2 distance over the layer's weight matrices.
     """
     matrices = drift[(drift["layer"] != "") & drift["name"].str.endswith(".weight")]
     moved = np.exp(
@@ -76,25 +86,62 @@ def attention_layers(drift: pd.DataFrame, deviations: pd.DataFrame) -> pd.DataFr
     probe = deviations[(deviations["arm"] == "flash") & (deviations["twin"] == 0)]
     probe = probe.astype({name: str for name in ("precision", "layer", "probed")})
     errors = probe.pivot_table("rms", [*_RUN, "layer"], "probed")[["flash", "baseline"]]
-    errors = errors.rename(columns={"flash": "deviation"})
-    return moved.join(errors, how="inner").reset_index().rename_axis(columns=None)
+    shared = probe.groupby([*_RUN, "layer"]).agg(
+        deviation=("max_flash_baseline", "first"), entropy=("entropy", "first")
+    )
+    shared = shared.join(errors.add_suffix("_error"))
+    shared["keys"] = np.exp(shared.pop("entropy"))
+    return moved.join(shared, how="inner").reset_index().rename_axis(columns=None)
 
 
-def rank_correlations(layers: pd.DataFrame) -> pd.DataFrame:
-    """Spearman's rank correlation over the layers between deviation and drift, seed by seed.
+def smallest_p(layers: int) -> float:
+    """The two-sided p of a perfect rank correlation over so many layers: 2 / layers!, as two orders are perfect."""
+    return min(1.0, 2 / math.factorial(layers))
+
+
+def rank_correlations(layers: pd.DataFrame, yardstick: str = "deviation") -> pd.DataFrame:
+    """Spearman's rank correlation over the layers between deviation and drift, seed by seed; ties share a rank.
+
+    Parameters
+    ----------
+    layers : `attention_layers`. yardstick : the column that drift is held against, one of `YARDSTICKS`.
 
     Returns
     -------
-    DataFrame : a row per (precision, seed): flash (correlation of Flash's deviation with the drift that it causes) and
-        twin (with the drift of the ulp twin, in which no attention differs), both averaged over the probed steps.
+    DataFrame : a row per (precision, seed): flash (correlation with the drift that Flash causes) and twin (with the
+        drift of the ulp twin, in which no attention differs), both averaged over the probed steps; probes, their
+        number. A probe that finds the same value in every layer has no correlation and does not count.
     """
+    if yardstick not in YARDSTICKS:
+        raise ValueError(f"yardstick is one of {', '.join(YARDSTICKS)}, got {yardstick!r}")
     rows = []
     for (precision, seed, _), part in layers.groupby(_RUN):
-        if len(part) >= 3:
-            rho = {side: stats.spearmanr(part["deviation"], part[side]).statistic for side in ("flash", "twin")}
+        if len(part) >= 3 and part[[yardstick, "flash", "twin"]].nunique().min() > 1:
+            rho = {side: stats.spearmanr(part[yardstick], part[side]).statistic for side in ("flash", "twin")}
             rows.append({"precision": precision, "seed": seed, **rho})
     frame = pd.DataFrame(rows, columns=["precision", "seed", "flash", "twin"])
-    return frame.groupby(["precision", "seed"], as_index=False).mean()
+    by = frame.groupby(["precision", "seed"])
+    return by.agg(flash=("flash", "mean"), twin=("twin", "mean"), probes=("flash", "size")).reset_index()
+
+
+def yardstick_correlations(layers: pd.DataFrame) -> pd.DataFrame:
+    """`rank_correlations` of every yardstick over the seeds.
+
+    Returns
+    -------
+    DataFrame : precision, yardstick (a key of `YARDSTICKS`), seeds, probes (in all seeds), flash, low, high (mean over
+        the seeds and its 95 % interval, within -1 and 1), twin, more_low, more_high (interval of flash - twin).
+    """
+    rows = []
+    for yardstick in YARDSTICKS:
+        for precision, rho in rank_correlations(layers, yardstick).groupby("precision"):
+            if len(rho) >= 2:
+                mean, low, high = mean_interval(rho["flash"])
+                _, more_low, more_high = mean_interval(rho["flash"] - rho["twin"])
+                row = {"precision": precision, "yardstick": yardstick, "seeds": len(rho), "probes": rho["probes"].sum()}
+                row |= {"flash": mean, "low": max(-1.0, low), "high": min(1.0, high), "twin": rho["twin"].mean()}
+                rows.append(row | {"more_low": more_low, "more_high": more_high})
+    return pd.DataFrame(rows)
 
 
 def drift_correlations(drift: pd.DataFrame) -> pd.DataFrame:
@@ -161,3 +208,35 @@ def drift_by_part(drift: pd.DataFrame) -> pd.DataFrame:
             row |= {"flash": group["flash"].median(), "twin": group["twin"].median(), "seeds": len(ratios)}
             rows.append(row | {"centre": centre, "low": low, "high": high})
     return pd.DataFrame(rows)
+
+
+def key_bias_moves(weights: pd.DataFrame) -> pd.DataFrame:
+    """How far the parameters whose exact gradient is zero are from their own start at the last step.
+
+    Parameters
+    ----------
+    weights : table of `weight_differences`.
+
+    Returns
+    -------
+    DataFrame : a row per (precision, model, name), the model being "denoiser" or "text encoder": step, moved (mean
+        |change|) and relative (||change|| / ||value at the last step||), both the median over the seeds.
+    """
+    rows = weights[(weights["kind"] == TRAVELLED) & (weights["level"] == "tensor") & weights["zero_gradient"]]
+    rows = rows[rows["step"] == rows["step"].max()].astype({name: str for name in ("precision", "name")})
+    rows = rows.assign(model=rows["name"].str.split(".").str[0].str.replace("_", " "))
+    by = rows.groupby(["precision", "model", "name", "step"])
+    return by.agg(moved=("mean_difference", "median"), relative=("relative_l2", "median")).reset_index()
+
+
+def decayed(optimizer: Mapping[str, float], steps: int) -> float:
+    """What weight decay alone does to a weight without a gradient: |change| / |value after the last step|.
+
+    AdamW multiplies a weight by 1 - lr_t weight_decay in step t; lr_t grows from 0 to lr in the first `warmup` steps.
+
+    Parameters
+    ----------
+    optimizer : lr, warmup and weight_decay, as in conf/config.yaml.
+    """
+    rates = optimizer["lr"] * np.minimum(1, np.arange(1, steps + 1) / max(1, optimizer["warmup"]))
+    return float(1 / np.prod(1 - rates * optimizer["weight_decay"]) - 1)

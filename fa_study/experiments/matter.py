@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from PIL import Image
+from scipy import stats
 
 from fa_study.experiments.amplification import FLASH, TWIN
 from fa_study.experiments.intervals import detectable_ratio, log_ratio_interval
@@ -27,10 +28,35 @@ from fa_study.tables import DATA, read_manifest, read_table, write_table
 OTHER = "other initialisation"
 LAST = 5
 BARRIER = 0.02
+# Losses within this share of each other count as equal: less than two initialisations differ by. Our choice, made after
+# the runs had been seen.
+MARGIN = 0.05
+# The first seed of the sweep `fresh`, which was trained to check what the seeds before had shown.
+FRESH = 8
 SAMPLED_SEEDS = (0, 1)
+RUN = ["arm", "precision", "seed", "twin"]
 # What is compared -> (arm, twin, precision) of the one run and of the other, for each precision that both have.
-_PAIRS = {FLASH: (("flash", 0), ("baseline", 0)), TWIN: (("baseline", 1), ("baseline", 0))}
+PAIRS = {FLASH: (("flash", 0), ("baseline", 0)), TWIN: (("baseline", 1), ("baseline", 0))}
 _LOW = {"BF16 against FP32": "bf16", "FP16 against FP32": "fp16_emulated"}
+_RATIO = ["kind", "precision", "seeds", "centre", "low", "high", "detectable", "spread", "t", "wilcoxon"]
+
+
+def plain_losses(losses: pd.DataFrame) -> pd.DataFrame:
+    """The held-out losses of the plain runs and their twins.
+
+    Later forks and other controls are left out, and of runs that differ in their number of steps alone all but the
+    longest.
+
+    Parameters
+    ----------
+    losses : table of `predictions.loss_curves`.
+    """
+    wanted = PLAIN | {"twin_step": 0}
+    wanted.pop("twin")
+    rows = losses[losses["held_out_loss"].notna() & (losses[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+    end = rows.groupby("run", observed=True)["step"].transform("max")
+    rows = rows[end == end.groupby([rows[key] for key in RUN]).transform("max")]
+    return rows.astype({"arm": str, "precision": str}).sort_values("step")
 
 
 def last_losses(losses: pd.DataFrame, last: int = LAST, average: str = "mean") -> pd.Series:
@@ -43,17 +69,17 @@ def last_losses(losses: pd.DataFrame, last: int = LAST, average: str = "mean") -
 
     Returns
     -------
-    Series : by (arm, precision, seed, twin). Later forks and other controls are left out, and of runs that differ in
-        their number of steps alone all but the longest.
+    Series : by (arm, precision, seed, twin), of `plain_losses`.
     """
-    keys = ["arm", "precision", "seed", "twin"]
-    wanted = PLAIN | {"twin_step": 0}
-    wanted.pop("twin")
-    rows = losses[losses["held_out_loss"].notna() & (losses[list(wanted)] == pd.Series(wanted)).all(axis=1)]
-    end = rows.groupby("run", observed=True)["step"].transform("max")
-    rows = rows[end == end.groupby([rows[key] for key in keys]).transform("max")]
-    final = rows.sort_values("step").groupby([*keys, "run"]).tail(last)
-    return final.astype({"arm": str, "precision": str}).groupby(keys)["held_out_loss"].agg(average)
+    final = plain_losses(losses).groupby([*RUN, "run"], observed=True).tail(last)
+    return final.astype({"held_out_loss": float}).groupby(RUN)["held_out_loss"].agg(average)
+
+
+def one_arm(values: pd.Series, arm: str, twin: int, precision: str) -> pd.Series:
+    """Of values by (arm, precision, seed, twin) those of one arm, by seed."""
+    places = values.index.to_frame()
+    wanted = places["arm"].eq(arm) & places["twin"].eq(twin) & places["precision"].eq(precision)
+    return values[wanted].droplevel(["arm", "precision", "twin"])
 
 
 def loss_ratios(losses: pd.DataFrame, average: str = "mean") -> pd.DataFrame:
@@ -62,32 +88,67 @@ def loss_ratios(losses: pd.DataFrame, average: str = "mean") -> pd.DataFrame:
     Returns
     -------
     DataFrame : a row per (kind, precision): seeds, centre, low, high, detectable (`log_ratio_interval`,
-        `detectable_ratio`), spread (standard deviation of the logarithms over the seeds). For "other initialisation"
-        the pairs are seed s + 1 over seed s, so that its spread is that of two runs that share nothing but the data.
+        `detectable_ratio`), spread (standard deviation of the logarithms over the seeds), t and wilcoxon (two-sided p
+        of both tests of the logarithms). Two initialisations have no order, so that "other initialisation" has a
+        spread alone: sqrt(2) times the standard deviation of the logarithm of Baseline's loss.
     """
     final = last_losses(losses, average=average)
     found: dict[tuple[str, str], pd.Series] = {}
-
-    def arm(name: str, twin: int, precision: str) -> pd.Series:
-        chosen = final[(final.index.get_level_values("arm") == name) & (final.index.get_level_values("twin") == twin)]
-        return chosen[chosen.index.get_level_values("precision") == precision].droplevel(["arm", "precision", "twin"])
-
-    for precision in sorted(set(final.index.get_level_values("precision"))):
-        for kind, (ours, theirs) in _PAIRS.items():
-            found[kind, precision] = arm(*ours, precision) / arm(*theirs, precision)
-        baseline = arm("baseline", 0, precision)
-        found[OTHER, precision] = baseline.rename(lambda seed: seed - 1) / baseline
-    for kind, low in _LOW.items():
-        found[kind, "fp32"] = arm("baseline", 0, low) / arm("baseline", 0, "fp32")
     rows = []
+    for precision in sorted(set(final.index.get_level_values("precision"))):
+        for kind, (ours, theirs) in PAIRS.items():
+            found[kind, precision] = one_arm(final, *ours, precision) / one_arm(final, *theirs, precision)
+        baseline = one_arm(final, "baseline", 0, precision)
+        if len(baseline) >= 2:
+            spread = np.sqrt(2) * np.log(baseline).std()
+            rows.append({"kind": OTHER, "precision": precision, "seeds": len(baseline), "spread": spread})
+    for kind, low in _LOW.items():
+        found[kind, "fp32"] = one_arm(final, "baseline", 0, low) / one_arm(final, "baseline", 0, "fp32")
     for (kind, precision), ratios in found.items():
         ratios = ratios.dropna()
         if len(ratios) >= 2:
+            logs = np.log(ratios)
             centre, low, high = log_ratio_interval(ratios)
             row = {"kind": kind, "precision": precision, "seeds": len(ratios), "centre": centre, "low": low}
-            row |= {"high": high, "detectable": detectable_ratio(ratios), "spread": np.log(ratios).std()}
+            row |= {"high": high, "detectable": detectable_ratio(ratios), "spread": logs.std()}
+            row["t"] = stats.ttest_1samp(logs, 0).pvalue if logs.std() else float((logs == 0).all())
+            row["wilcoxon"] = stats.wilcoxon(logs).pvalue if logs.any() else 1.0
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=_RATIO)
+
+
+def flash_losses(losses: pd.DataFrame) -> pd.DataFrame:
+    """What the losses of Flash and Baseline say: equal, different or undecided, by precision, seeds and statistic.
+
+    A finding is "equal" if the whole interval lies within `MARGIN` of 1, else "differs" if it leaves 1 out, else
+    "undecided".
+
+    Returns
+    -------
+    DataFrame : `loss_ratios` of Flash by which ("fresh": seeds from `FRESH` on; "first": those before; "all"; without
+        fresh seeds only "all") and average ("mean" or "median" of the last snapshots), with finding and primary: True
+        for the mean over the fresh seeds, or over all where none are fresh.
+
+    Raises
+    ------
+    ValueError : no precision has Flash and Baseline runs of two seeds.
+    """
+    parts = {"fresh": losses[losses["seed"] >= FRESH], "first": losses[losses["seed"] < FRESH], "all": losses}
+    tables = [
+        loss_ratios(part, average).assign(which=which, average=average).query("kind == @FLASH")
+        for average in ("mean", "median")
+        for which, part in parts.items()
+    ]
+    tables = [table for table in tables if len(table)]
+    if not tables:
+        raise ValueError("an interval of the loss takes plain Flash and Baseline runs of two or more seeds, got fewer")
+    table = pd.concat(tables, ignore_index=True)
+    renewed = table["precision"].isin(table.loc[table["which"] == "fresh", "precision"])
+    equal = (table["low"] >= 1 / (1 + MARGIN)) & (table["high"] <= 1 + MARGIN)
+    differs = (table["low"] > 1) | (table["high"] < 1)
+    table["finding"] = np.select([equal, differs], ["equal", "differs"], "undecided")
+    table["primary"] = table["average"].eq("mean") & table["which"].eq(np.where(renewed, "fresh", "all"))
+    return table[renewed | (table["which"] == "all")].reset_index(drop=True)
 
 
 def lines(folder: Path, known: Container[str] = ()) -> pd.DataFrame:
@@ -124,7 +185,7 @@ def barriers(table: pd.DataFrame) -> pd.DataFrame:
         rise = mean / straight - 1
         row = dict(zip(("kind", "precision", "seed"), keys)) | {"barrier": max(0.0, rise.max()), "alpha": rise.idxmax()}
         rows.append(row | {"dip": rise.min(), "connected": rise.max() < BARRIER})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["kind", "precision", "seed", "barrier", "alpha", "dip", "connected"])
 
 
 def sample_strips(folder: Path) -> pd.DataFrame:
@@ -139,7 +200,7 @@ def sample_strips(folder: Path) -> pd.DataFrame:
     rows = []
     for run, settings in runs_in(folder).items():
         about = run_columns(run, settings)
-        wanted = (about["arm"], about["twin"]) in {side for pair in _PAIRS.values() for side in pair}
+        wanted = (about["arm"], about["twin"]) in {side for pair in PAIRS.values() for side in pair}
         wanted &= plain(settings | {"twin": 0}) and not about["twin_step"] and about["seed"] in SAMPLED_SEEDS
         if wanted and (run / "samples.png").exists():
             small = io.BytesIO()

@@ -26,8 +26,7 @@ def amplification(curves: pd.DataFrame, space: str) -> alt.LayerChart:
     space : "weights" or "predictions".
     """
     rows = curves[(curves["space"] == space) & (curves["fork"] == 0)]
-    per_seed = rows.groupby(["kind", "precision", "seed", "step"], as_index=False)["distance"].median()
-    data = spread_over_seeds(per_seed, "distance", ["kind", "precision", "step"])
+    data = spread_over_seeds(rows, "distance", ["kind", "precision", "step"])
     within = ~data["kind"].isin(_DASHES)
     data["pair"] = data["kind"].where(~within, data["kind"] + ", " + data["precision"].str.upper())
     data["dash"] = data["kind"].where(~within, data["precision"].str.upper())

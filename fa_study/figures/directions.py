@@ -37,7 +37,7 @@ def shared_effects(effects: pd.DataFrame, space: str, *, level: float = 0.01) ->
                 *("row:N", "column:N", "twins:Q"),
                 alt.Tooltip("share:Q").format(".1%"),
                 alt.Tooltip("p:Q").format(".2g"),
-                alt.Tooltip("detectable:Q").format(".1%").title("share with p = 0.05"),
+                alt.Tooltip("detectable:Q").format(".1%").title("share found 4 times of 5"),
             ],
         )
         # The cells' own descriptions tell a screen reader the same.

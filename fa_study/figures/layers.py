@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from fa_study.experiments.layers import YARDSTICKS
 from fa_study.figures.theme import COLOURS, describe
 
 KEY_BIASES = "key bias (no gradient)"
@@ -43,7 +44,7 @@ def _beside(charts: list[alt.LayerChart] | list[alt.Chart], text: str) -> alt.Co
 
 
 def deviation_and_drift(layers: pd.DataFrame) -> alt.ConcatChart:
-    """Drift of an attention layer's weights against Flash's deviation there, a mark per seed and layer.
+    """Drift of an attention layer's weights against Flash's deviation from Baseline there, a mark per seed and layer.
 
     Parameters
     ----------
@@ -54,13 +55,13 @@ def deviation_and_drift(layers: pd.DataFrame) -> alt.ConcatChart:
         alt.Chart(part)
         .mark_point(size=60)
         .encode(
-            _log_x("deviation", "RMS error of Flash against FP64"),
+            _log_x("deviation", YARDSTICKS["deviation"].replace("-", "−")),
             _log_y("flash", "relative L2 distance of the layer's weights"),
             colour,
             shape,
             tooltip=[
                 *("layer:N", "seed:Q"),
-                *(alt.Tooltip(f"{name}:Q").format(".2e") for name in ("deviation", "flash", "twin")),
+                *(alt.Tooltip(f"{name}:Q").format(".2e") for name in (*YARDSTICKS, "flash", "twin")),
             ],
         )
         .properties(width=260, height=200, title=precision.upper())

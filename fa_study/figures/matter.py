@@ -6,9 +6,11 @@ import base64
 import html
 
 import altair as alt
+import numpy as np
 import pandas as pd
 from IPython.display import HTML
 
+from fa_study.experiments.matter import MARGIN
 from fa_study.figures.theme import describe
 from fa_study.figures.weights import KIND_COLOURS, spread_over_seeds
 
@@ -24,38 +26,58 @@ def _colour(kinds: pd.Series) -> alt.Color:
 
 
 def loss_ratio(ratios: pd.DataFrame) -> alt.LayerChart:
-    """Held-out loss of one run over that of the other: geometric mean over seeds with its interval, a row per kind.
+    """Held-out loss of one run over that of the other, a row per kind: geometric mean, its interval, and the spread.
+
+    The pale bar reaches one standard deviation of single pairs to both sides of the mean; of two initialisations, whose
+    ratio has no mean to speak of, to both sides of 1. Within the grey band, of `MARGIN`, losses count as equal.
 
     Parameters
     ----------
-    ratios : `experiments.matter.loss_ratios`.
+    ratios : `experiments.matter.loss_ratios`; with a column which, rows in which it is "fresh" are named so.
     """
     within = ~ratios["kind"].str.contains("FP32")
     precision = ratios["precision"].str.removesuffix("_emulated").str.upper()
     data = ratios.assign(pair=ratios["kind"].where(~within, ratios["kind"] + ", " + precision))
+    fresh = data["which"].eq("fresh") if "which" in data else pd.Series(False, index=data.index)
+    data["pair"] += fresh.map({True: ", fresh", False: ""})
+    middle = data["centre"].fillna(1)
+    data = data.assign(left=middle * np.exp(-data["spread"]), right=middle * np.exp(data["spread"]))
     order = [kind for kind in KIND_COLOURS if kind in set(data["kind"])]
-    data = data.assign(place=data["kind"].map(order.index)).sort_values(["place", "precision"])
+    data = data.assign(place=data["kind"].map(order.index), late=~fresh).sort_values(["place", "precision", "late"])
     y = alt.Y("pair:N", sort=data["pair"].tolist()).title(None).axis(labelLimit=260)
     colour = _colour(data["kind"]).legend(None)
-    base = alt.Chart(data).encode(y, colour)
-    x = alt.Scale(type="log", nice=False, padding=10)
-    rules = base.mark_rule(strokeWidth=2).encode(alt.X("low:Q", scale=x), alt.X2("high:Q"))
-    points = base.mark_point(size=70, opacity=1).encode(
-        alt.X("centre:Q", scale=x)
-        .title("ratio of the held-out losses")
-        .axis(format=".2f", values=[0.8, 0.9, 1, 1.1, 1.2], labelOverlap=True),
+    base = alt.Chart(data).encode(
+        y,
+        colour,
         tooltip=[
             *("pair:N", "seeds:Q"),
-            *(alt.Tooltip(f"{name}:Q").format(".3f") for name in ("centre", "low", "high", "detectable")),
+            *(alt.Tooltip(f"{name}:Q").format(".3f") for name in ("centre", "low", "high", "detectable", "spread")),
         ],
     )
-    one = (
-        alt.Chart(pd.DataFrame({"one": [1]}))
-        .mark_rule(color="black", strokeDash=[4, 3])
-        .encode(alt.X("one:Q", scale=x))
+    x = alt.Scale(type="log", nice=False, padding=10)
+    title = "ratio of the held-out losses"
+    axis = alt.Axis(format=".2f", values=[0.8, 0.9, 1, 1.1, 1.2], labelOverlap=True)
+    spread = base.mark_bar(height=10, fillOpacity=0.25).encode(
+        alt.X("left:Q", scale=x, title=title, axis=axis), alt.X2("right:Q")
     )
-    words = "; ".join(f"{row.pair}: {row.centre:.3f} ({row.low:.3f} to {row.high:.3f})" for row in data.itertuples())
-    return describe((one + rules + points).properties(width=210), f"Ratio of held-out losses. {words}.")
+    told = base.transform_filter("isValid(datum.centre)")
+    rules = told.mark_rule(strokeWidth=2).encode(alt.X("low:Q", scale=x), alt.X2("high:Q"))
+    points = told.mark_point(size=70, opacity=1).encode(alt.X("centre:Q", scale=x))
+    marks = alt.Chart(pd.DataFrame({"one": [1], "below": [1 / (1 + MARGIN)], "above": [1 + MARGIN]}))
+    equal = marks.mark_rect(color="#dddddd", opacity=0.6).encode(alt.X("below:Q", scale=x), alt.X2("above:Q"))
+    one = marks.mark_rule(color="black", strokeDash=[4, 3]).encode(alt.X("one:Q", scale=x))
+    words = "; ".join(
+        f"{row.pair}: "
+        + (
+            f"spread {row.spread:.1%}"
+            if np.isnan(row.centre)
+            else f"{row.centre:.3f} ({row.low:.3f} to {row.high:.3f})"
+        )
+        for row in data.itertuples()
+    )
+    return describe(
+        (equal + spread + one + rules + points).properties(width=210), f"Ratio of held-out losses. {words}."
+    )
 
 
 def line_losses(lines: pd.DataFrame) -> alt.LayerChart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from fa_study.experiments.drift_ratios import PAPER_RATIO
+from fa_study.experiments.drift_ratios import PAPER_RATIO, PREDICTIONS, per_seed
 from fa_study.figures.theme import COLOURS, describe, log_y, switch
 from fa_study.figures.weights import KIND_COLOURS, spread_points
 
@@ -14,6 +14,7 @@ METRIC_LABELS = {
     "relative_l2": "relative L2",
     "max_difference": "Max Difference",
     "mean_difference": "mean |difference|",
+    PREDICTIONS: "RMS of the predictions",
 }
 AVERAGE_LABELS = {
     "pooled": "all weights pooled",
@@ -39,7 +40,8 @@ def relative_weights(frame: pd.DataFrame) -> alt.LayerChart:
     alt.LayerChart : the median over seeds as a line, smallest to largest as a band.
     """
     rows = frame.assign(precision=frame["precision"].str.removesuffix("_emulated").str.upper())
-    grouped = rows.groupby(["kind", "precision", "step", "metric", "average"], sort=False)
+    by = ["kind", "precision", "step", "metric", "average"]
+    grouped = per_seed(rows, list(SHOWN), by).groupby(by, sort=False)
     parts = {"seeds": grouped["seed"].nunique()}
     for shown in SHOWN:
         for end, reduce in (("mid", "median"), ("low", "min"), ("high", "max")):
@@ -63,9 +65,9 @@ def relative_weights(frame: pd.DataFrame) -> alt.LayerChart:
         )
     )
     band = base.mark_area(opacity=1, fillOpacity=0.15).encode(
-        log_y("low", "distance of the weights"), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
+        log_y("low", "distance"), alt.Y2("high:Q"), alt.Detail(["kind:N", "precision:N"])
     )
-    y = log_y("mid", "distance of the weights")
+    y = log_y("mid", "distance")
     line = base.mark_line().encode(y, alt.StrokeDash("precision:N").title(None))
     points = spread_points(base, y, "mid")
     chart = (band + line + points).add_params(metric, average, shown)

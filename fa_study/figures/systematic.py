@@ -35,7 +35,7 @@ def systematic(effects: pd.DataFrame, *, level: float = 0.01) -> alt.FacetChart:
             *("precision:N", "step:Q", "twins:Q"),
             alt.Tooltip("share:Q").format(".2%"),
             alt.Tooltip("p:Q").format(".2g"),
-            alt.Tooltip("detectable:Q").format(".2%").title("share with p = 0.05"),
+            alt.Tooltip("detectable:Q").format(".2%").title("share found 4 times of 5"),
         ],
     )
     found = data[data["p"] < level].groupby(["space", "precision"])["step"].agg(["count", "max"])

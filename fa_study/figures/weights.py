@@ -5,6 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
+from fa_study.experiments.drift_ratios import per_seed
 from fa_study.figures.theme import COLOURS, describe, log_y, switch
 
 # Metric -> axis title. Weights have no unit.
@@ -30,8 +31,11 @@ KIND_COLOURS = {
 
 
 def spread_over_seeds(frame: pd.DataFrame, metric: str, by: list[str]) -> pd.DataFrame:
-    """Median, smallest and largest value of `metric` over the seeds, one row for each combination of `by`."""
-    grouped = frame.groupby(by, sort=True)[metric]
+    """Median, smallest and largest value of `metric` over the seeds, one row for each combination of `by`.
+
+    Of several pairs of one seed the median counts.
+    """
+    grouped = per_seed(frame, metric, by).groupby(by, sort=True)[metric]
     return grouped.agg(median="median", low="min", high="max", seeds="count").reset_index()
 
 

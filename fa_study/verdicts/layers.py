@@ -1,27 +1,38 @@
-"""The verdict on the question whether the weights drift where Flash deviates."""
+"""The verdict on the question whether the weights drift where Flash deviates, and what key biases do instead."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import pandas as pd
 
 from fa_study.experiments.layers import (
     attention_layers,
+    decayed,
     drift_correlations,
-    mean_interval,
-    rank_correlations,
+    key_bias_moves,
     self_over_cross,
+    smallest_p,
     tensor_drift,
+    yardstick_correlations,
 )
 from fa_study.verdicts.microbenchmark import answer
 from fa_study.verdicts.verdict import Verdict
+
+ADAM_EPSILON = 1e-8  # PyTorch's default, which the runs use
+
+
+def precision_name(precision: str) -> str:
+    """A precision's name for readers: "BF16", "FP16 (emulated)"."""
+    return precision.upper().replace("_EMULATED", " (emulated)")
 
 
 def location_verdict(weights: pd.DataFrame, deviations: pd.DataFrame) -> Verdict:
     """Do the weights drift apart where Flash deviates?
 
-    They do in a precision if, over the attention layers, Flash's deviation goes with the drift of the weights more
-    than with the drift of the ulp twins, in which no attention differs: if the 95 % interval over seeds of the
-    difference of the two rank correlations lies above 0.
+    They do in a precision if, over the attention layers, Flash's deviation from Baseline goes with the drift of the
+    weights more than with the drift of the ulp twins, in which no attention differs: if the 95 % interval over seeds of
+    the difference of the two rank correlations lies above 0.
 
     Parameters
     ----------
@@ -32,22 +43,61 @@ def location_verdict(weights: pd.DataFrame, deviations: pd.DataFrame) -> Verdict
     words, found = [], []
     ratios = self_over_cross(layers).set_index(["precision", "what"])
     alike = drift_correlations(drift).groupby("precision")["rho"].min()
-    for precision, rho in rank_correlations(layers).groupby("precision"):
-        if len(rho) < 2:
-            continue
-        flash = mean_interval(rho["flash"])
-        more = mean_interval(rho["flash"] - rho["twin"])
-        found.append(more[1] > 0)
-        low, high = max(-1, flash[1]), min(1, flash[2])
+    correlations = yardstick_correlations(layers)
+    for row in correlations[correlations["yardstick"] == "deviation"].itertuples():
+        found.append(row.more_low > 0)
         spans = {
-            row.Index: f"{row.centre:.2f} ({row.low:.2f} to {row.high:.2f}) times as"
-            for row in ratios.loc[precision].itertuples()
+            ratio.Index: f"{ratio.centre:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) times as"
+            for ratio in ratios.loc[row.precision].itertuples()
         }
         words.append(
-            f"In {precision.upper()} ({len(rho)} seeds) the rank correlation is {flash[0]:.2f} ({low:.2f} to "
-            f"{high:.2f}) with the drift of Flash and {rho['twin'].mean():.2f} with that of the nudged twins (they "
-            f"differ by {more[1]:+.2f} to {more[2]:+.2f}); self-attention deviates {spans['deviation']} much as "
-            f"cross-attention and drifts {spans['flash']} far. Over all tensors Flash's drift and the twins' have a "
-            f"rank correlation of {alike[precision]:.3f} or more."
+            f"In {precision_name(row.precision)} ({row.seeds} seeds) the rank correlation of the largest |Flash − "
+            f"Baseline| is {row.flash:.2f} ({row.low:.2f} to {row.high:.2f}) with the drift of Flash and "
+            f"{row.twin:.2f} with that of the nudged twins (they differ by {row.more_low:+.2f} to "
+            f"{row.more_high:+.2f}); self-attention deviates {spans['deviation']} much as cross-attention and drifts "
+            f"{spans['flash']} far. Over all tensors Flash's drift and the twins' have a rank correlation of "
+            f"{alike[row.precision]:.3f} or more."
         )
+    count = layers["layer"].nunique()
+    words.append(
+        f"There are only {count} attention layers: in one seed even a perfect rank correlation has a two-sided p of "
+        f"{smallest_p(count):.3f}, and more seeds add no layers."
+    )
     return Verdict("'the weights drift where Flash deviates'", answer(sum(found), len(found)), " ".join(words))
+
+
+def key_bias_sentence(weights: pd.DataFrame, optimizer: Mapping[str, float]) -> str:
+    """What became of the key projections' biases, whose exact gradient is zero, by precision.
+
+    Parameters
+    ----------
+    weights : table of `weight_differences`. optimizer : lr, warmup and weight_decay of the runs, as in
+        conf/config.yaml.
+    """
+    moves = key_bias_moves(weights)
+    if moves.empty:
+        raise ValueError("the table has no parameters with a zero gradient that are compared with their own start")
+    moves["rates"] = moves["moved"] / optimizer["lr"]
+    step = int(moves["step"].max())
+    parts = []
+    for precision, part in moves.groupby("precision"):
+        spans = part.groupby("model")["rates"].agg(["min", "max"])
+        told = " and ".join(f"{_span(row)} ({model})" for model, row in spans.iterrows())
+        parts.append(f"in {precision_name(precision)} {told}")
+    denoiser = moves[moves["model"] == "denoiser"].groupby("precision")["relative"].agg(["min", "max"])
+    shares = ", ".join(f"{_span(100 * row)} % in {precision_name(precision)}" for precision, row in denoiser.iterrows())
+    epsilon = f"{ADAM_EPSILON:g}".replace("e-0", "e-")
+    return (
+        f"Softmax is blind to a shift of all scores, so the exact gradient of a key projection's bias is zero, and the "
+        f"optimiser sees rounding noise. Adam divides it by its own running size plus {epsilon}: noise well above that "
+        f"becomes full steps, noise far below next to nothing. How far such a bias is from its start at step {step:,}, "
+        f"in learning rates of {optimizer['lr']:g}: {'; '.join(parts)}. (Mean |change| of a tensor, median over the "
+        f"seeds; smallest to largest tensor.) Weight decay alone takes {100 * decayed(optimizer, step):.2g} % of a "
+        f"weight that has no gradient; the denoiser's changed by {shares}. The text encoder's start at zero, where "
+        f"nothing decays."
+    )
+
+
+def _span(row: pd.Series) -> str:
+    low, high = (f"{value:.2g}" if value < 100 else f"{value:,.0f}" for value in (row["min"], row["max"]))
+    return f"{low} to {high}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Holds = Literal["holds", "holds only where", "does not hold"]
+# From the strongest to the weakest; undecided: the data allow both answers.
+Holds = Literal["holds", "holds only where", "undecided", "does not hold"]
 
 
 @dataclass(frozen=True)
