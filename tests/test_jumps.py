@@ -126,6 +126,15 @@ def test_the_verdict_on_the_jumps(flash, baseline, holds):
     assert "with Baseline nudged and with Baseline: BF16 0 and " in verdict.text
 
 
+def test_fresh_seeds_of_fp32_alone_decide_where_there_are_some():
+    first = jumps_verdict(loss_table(with_jumps((("fp32", EVERY),)), seeds=16))
+    assert first.holds == "undecided"
+    assert first.text.startswith("In the seeds from 8 on, which were trained to answer this, FP32 0 and 0 in 8 runs")
+    assert "Over all seeds, with Flash and with Baseline: BF16 0 and 0 in 16 runs each" in first.text
+    assert "FP32 16 and 0 in 16 runs each (p = 0.00781" in first.text
+    assert jumps_verdict(loss_table(with_jumps((("fp32", range(8, 16)),)), seeds=16)).holds == "holds"
+
+
 def test_the_verdict_tells_what_could_not_be_seen():
     text = jumps_verdict(loss_table(with_jumps((("bf16", EVERY), ("fp32", TWO))))).text
     assert "BF16 16 and 0 in 8 runs each (p = 0.00781; 1." in text
