@@ -19,8 +19,9 @@ from scipy import stats
 
 from fa_study.experiments.amplification import FLASH, TWIN
 from fa_study.experiments.intervals import detectable_ratio, log_ratio_interval
+from fa_study.experiments.pace import run_records
 from fa_study.experiments.predictions import run_columns
-from fa_study.experiments.reduce_runs import compact, joined, merged, origins
+from fa_study.experiments.reduce_runs import compact, merged, origins
 from fa_study.experiments.runs import PLAIN, Pair, plain, runs_in
 from fa_study.experiments.weights import pair_table
 from fa_study.tables import DATA, read_manifest, read_table, write_table
@@ -215,13 +216,14 @@ def sample_strips(folder: Path) -> pd.DataFrame:
 
 def reduce_matter(folder: Path, tables: Path = DATA) -> list[str]:
     """Write lines.parquet and samples.parquet from the runs in `folder`; returns a line about each."""
-    entries, told = read_manifest(tables), []
+    entries, told, here = read_manifest(tables), [], run_records(folder)
+    records = pd.concat([read_table("runs.csv", tables), here]) if "runs.csv" in entries else here
     for name, measure in (("lines.parquet", lines), ("samples.parquet", sample_strips)):
         stored = read_table(name, tables) if name in entries else pd.DataFrame()
         frame = merged(measure(folder), stored)
         if not frame.empty:
             command = "python -m fa_study.experiments.matter runs/study"
-            facts = joined(origins(folder), entries.get(name, {}))
+            facts = origins({*here["run"], *entries.get(name, {}).get("runs", ())}, records.drop_duplicates("run"))
             write_table(compact(frame), name, command=command, folder=tables, **facts)
             told.append(f"{name}: {len(frame)} rows")
     return told

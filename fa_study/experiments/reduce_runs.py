@@ -12,15 +12,14 @@ otherwise nothing is written.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from fa_study.experiments.pace import made_again, mixed_processors, run_records
 from fa_study.experiments.predictions import deviations, loss_curves, prediction_differences
-from fa_study.experiments.runs import pairs_in, runs_in
+from fa_study.experiments.runs import pairs_in
 from fa_study.experiments.systematic import inner_products
 from fa_study.experiments.weights import weight_differences
 from fa_study.tables import DATA, ROOT, read_manifest, read_table, write_table
@@ -38,21 +37,11 @@ RUNS: dict[str, Callable[[Path], pd.DataFrame]] = {
 AGAIN = "runs_again.csv"
 
 
-def origins(folder: Path) -> dict[str, list]:
-    """Where the runs of `folder` come from, for the manifest of a table."""
-    runs = runs_in(folder)
-    manifests = [json.loads((run / "manifest.json").read_text()) for run in runs]
-    return {
-        "runs": [run.name for run in runs],
-        "run_commits": sorted({manifest["commit"] for manifest in manifests}),
-        "run_threads": sorted({manifest["threads"] for manifest in manifests}),
-        "run_devices": sorted({manifest["device_name"] for manifest in manifests}),
-    }
-
-
-def joined(here: dict[str, list], entry: dict) -> dict[str, list]:
-    """The origins of a table to which runs are added: `here`, and those that its entry in the manifest has."""
-    return {key: sorted({*value, *entry.get(key, ())}) for key, value in here.items()}
+def origins(names: Iterable[str], records: pd.DataFrame) -> dict[str, list]:
+    """Where the runs of these names come from, for a table in the manifest, as far as `run_records` tell."""
+    own = records[records["run"].isin(set(names))]
+    columns = {"run_commits": "commit", "run_threads": "threads", "run_devices": "device_name"}
+    return {"runs": sorted(names), **{key: sorted(own[name].unique().tolist()) for key, name in columns.items()}}
 
 
 def merged(new: pd.DataFrame, stored: pd.DataFrame, *, again: bool = False) -> pd.DataFrame:
@@ -108,12 +97,13 @@ def reduce_runs(
             f"nothing written: {'; '.join(mixed)}, which have not shown equal losses, would be compared; make all runs "
             "of a seed on one processor (with --again they replace those that the tables hold)"
         )
-    here, lines = origins(folder), []
-    held = {*here["runs"], *frames["runs.csv"]["run"]}  # without the shorter runs whose place longer ones took
+    # The folder's own last, as pairs may refer to a shorter run whose place in the table a longer one has.
+    records = pd.concat([frames["runs.csv"], new["runs.csv"]]).drop_duplicates("run")
+    lines = []
     for name, frame in frames.items():
         if not frame.empty:
-            facts = joined(here, entries.get(name, {}))
-            facts["runs"] = [run for run in facts["runs"] if run in held]
+            names = {*new["runs.csv"]["run"], *entries.get(name, {}).get("runs", ())}
+            facts = origins(names & set(records["run"]), records)  # without those whose place longer runs took
             write_table(
                 compact(frame) if name.endswith(".parquet") else frame,
                 name,
