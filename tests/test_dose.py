@@ -29,7 +29,7 @@ def stored_errors():
 def probe(arms, precision="fp32"):
     """The probe of runs whose attention has this error: {arm: (probed, rms of each layer)}."""
     return pd.DataFrame(
-        {"arm": arm, "precision": precision, "probed": name, "rms": rms, "step": 0}
+        {"arm": arm, "precision": precision, "probed": name, "rms": rms, "step": 0, "twin": 0}
         for arm, (probed, layers) in arms.items()
         for name, sizes in (("baseline", (1e-8,)), (probed, layers))
         for rms in sizes
@@ -38,7 +38,8 @@ def probe(arms, precision="fp32"):
 
 def test_the_dose_is_what_the_probe_found_or_scaled_from_it():
     found = probe({"uniform e8m7": ("tiled", (3.0, 4.0)), "flash": ("flash", (5e-8,))})
-    found = pd.concat([found, probe({"flash": ("flash", (1.0,))}, "bf16")])
+    twin = probe({"flash": ("flash", (1.0,))}).assign(twin=1)
+    found = pd.concat([found, probe({"flash": ("flash", (1.0,))}, "bf16"), twin])
     table = dose.doses(found, stored_errors()).set_index("variant")
     assert table.loc["uniform e8m7", "dose"] == pytest.approx(12.5**0.5) and table.loc["uniform e8m7", "probed"]
     assert table.loc["", "dose"] == pytest.approx(5e-8)  # of the run in FP32

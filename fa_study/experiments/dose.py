@@ -76,8 +76,9 @@ def _variant(format: str, rounding: str) -> str:
 def doses(deviations: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
     """The RMS forward error that each arm gives its attention, against FP64.
 
-    Measured by the probe inside the runs, over all layers and probed steps. The probe leaves stochastic roundings out:
-    there, it is the error to nearest at the same width, times the ratio of both on the stored inputs.
+    Measured by the probe inside the runs that were not nudged, over all layers and probed steps. The probe leaves
+    stochastic roundings out: there, it is the error to nearest at the same width, times the ratio of both on the stored
+    inputs.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ def doses(deviations: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
     DataFrame : variant ("" for Flash in FP32), rounding, dose, probed (True if measured in the runs). Arms without any
         of the two measurements are left out.
     """
-    own = deviations[deviations["precision"] == "fp32"]
+    own = deviations[(deviations["precision"] == "fp32") & (deviations["twin"] == 0)]  # twins may be short
     flash = own[(own["arm"] == "flash") & (own["probed"] == "flash")].assign(variant="")
     tiled = own[own["probed"] == "tiled"].assign(variant=lambda x: x["arm"].astype(str))
     probed = pd.concat([flash, tiled]).groupby("variant")["rms"].agg(lambda rms: float((rms**2).mean() ** 0.5))

@@ -93,8 +93,9 @@ def reduce_runs(
     if not frames[AGAIN].empty:
         frames[AGAIN] = frames[AGAIN].drop_duplicates(["run", "first_device", "device"])
     if mixed := mixed_processors(frames["runs.csv"], frames[AGAIN]):
+        others = f"; likewise of {len(mixed) - 2} other seeds" if len(mixed) > 2 else ""
         raise ValueError(
-            f"nothing written: {'; '.join(mixed)}, which have not shown equal losses, would be compared; make all runs "
+            f"nothing written: {'; '.join(mixed[:2])}{others}, which have not shown equal losses, would be compared; make all runs "
             "of a seed on one processor (with --again they replace those that the tables hold)"
         )
     # The folder's own last, as pairs may refer to a shorter run whose place in the table a longer one has.
