@@ -95,8 +95,8 @@ def reduce_runs(
     if mixed := mixed_processors(frames["runs.csv"], frames[AGAIN]):
         others = f"; likewise of {len(mixed) - 2} other seeds" if len(mixed) > 2 else ""
         raise ValueError(
-            f"nothing written: {'; '.join(mixed[:2])}{others}, which have not shown equal losses, would be compared; make all runs "
-            "of a seed on one processor (with --again they replace those that the tables hold)"
+            f"nothing written: {'; '.join(mixed[:2])}{others}, which have not shown equal losses, would be "
+            "compared; make all runs of a seed on one processor (with --again they replace those that the tables hold)"
         )
     # The folder's own last, as pairs may refer to a shorter run whose place in the table a longer one has.
     records = pd.concat([frames["runs.csv"], new["runs.csv"]]).drop_duplicates("run")
