@@ -155,8 +155,9 @@ def systematic_effect(
         if count < 2:
             continue
         distances = np.diag(gram).reshape(len(arms), count).mean(1)
+        own = [part[part["arm"].isin(("baseline", a)) & part["other_arm"].isin(("baseline", a))] for a in arms]
         # Stored in FP32: a distance of exactly 0 comes back as rounding noise.
-        if distances.min() <= 1e-6 * part["inner"].abs().max():
+        if any(distance <= 1e-6 * rows["inner"].abs().max() for distance, rows in zip(distances, own)):
             continue
         signs = np.array(list(itertools.product((1, -1), repeat=count)))
         fixed = None if other is None else np.ones(count)

@@ -8,6 +8,9 @@ import pandas as pd
 from fa_study.experiments.directions import arm_name
 from fa_study.figures.theme import COLOURS, describe
 
+# (on a dark cell, told from zero) -> colour of the letters
+_INKS = {(False, False): "#6e6e6e", (False, True): "black", (True, False): "#cfcfcf", (True, True): "white"}
+
 
 def shared_effects(effects: pd.DataFrame, space: str, *, level: float = 0.01) -> alt.ConcatChart:
     """A table of shares, arm by arm and a panel per step: on the diagonal what an arm's own twins have in common.
@@ -15,7 +18,7 @@ def shared_effects(effects: pd.DataFrame, space: str, *, level: float = 0.01) ->
     Parameters
     ----------
     effects : `experiments.directions.effects_of_doses`. space : "weights" or "predictions".
-    level : shares with a larger p are printed grey.
+    level : shares with a larger p are printed in grey.
     """
     shown = effects[(effects["space"] == space) & (effects["step"] > 0)]
     order = [arm_name(arm) for arm in dict.fromkeys(shown["a"])]
@@ -23,7 +26,7 @@ def shared_effects(effects: pd.DataFrame, space: str, *, level: float = 0.01) ->
         row=shown["b"].map(arm_name),
         column=shown["a"].map(arm_name),
         text=[f"{share:.0%}".replace("-", "−") for share in shown["share"]],
-        ink=["grey" if row.p >= level else "white" if row.share > 0.5 else "black" for row in shown.itertuples()],
+        ink=[_INKS[row.share > 0.5, row.p < level] for row in shown.itertuples()],
     )
     panels = []
     for step, part in shown.groupby("step"):
@@ -41,14 +44,12 @@ def shared_effects(effects: pd.DataFrame, space: str, *, level: float = 0.01) ->
             ],
         )
         # The cells' own descriptions tell a screen reader the same.
-        words = base.mark_text(fontSize=10, aria=False).encode(
+        words = base.mark_text(fontSize=9, aria=False).encode(
             alt.Text("text:N"),
-            alt.Color("ink:N", legend=None).scale(
-                domain=["grey", "black", "white"], range=["#6e6e6e", "black", "white"]
-            ),
+            alt.Color("ink:N", legend=None).scale(None),
         )
         layers = (cells + words).resolve_scale(color="independent")
-        panels.append(layers.properties(title=f"{space}, step {step}", width=alt.Step(31), height=alt.Step(24)))
+        panels.append(layers.properties(title=f"{space}, step {step}", width=alt.Step(28), height=alt.Step(24)))
     first = shown[shown["step"] == shown["step"].min()]
     own = "; ".join(f"{row.row} {row.text}" for row in first[first["a"] == first["b"]].itertuples())
     return describe(
