@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, compose_settings, train_here
 
 from fa_study.experiments.matter import reduce_matter
+from fa_study.experiments.pace import mixed_processors
 from fa_study.experiments.reduce_runs import reduce_runs
 from fa_study.tables import read_manifest, read_table
 from train import line
@@ -122,3 +123,7 @@ def test_every_table_of_the_study_has_a_cell_here(study):
     """runs_again.csv alone is missing: it takes two machines."""
     stored = {name for name, entry in read_manifest().items() if "runs" in entry and "run_commits" in entry}
     assert stored - {"runs_again.csv"} <= set(study[1])
+
+
+def test_no_stored_table_mixes_processors_whose_runs_differ():
+    assert mixed_processors(read_table("runs.csv"), read_table("runs_again.csv")) == []
