@@ -25,7 +25,7 @@ def shared_effects(effects: pd.DataFrame, space: str, *, level: float = 0.01) ->
     shown = shown.assign(
         row=shown["b"].map(arm_name),
         column=shown["a"].map(arm_name),
-        text=[f"{share:.0%}".replace("-", "−") for share in shown["share"]],
+        text=[f"{share:.0%}".replace("-0%", "0%").replace("-", "−") for share in shown["share"]],
         ink=[_INKS[row.share > 0.5, row.p < level] for row in shown.itertuples()],
     )
     panels = []
