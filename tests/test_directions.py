@@ -1,5 +1,6 @@
 """Where injected errors lead: twins of arms whose common displacement is known, measured, judged and drawn."""
 
+import itertools
 import json
 
 import numpy as np
@@ -85,6 +86,23 @@ def test_what_two_arms_share_is_found_where_they_lead_to_the_same_place(families
     assert not found[coarse, zero]  # each has an effect of its own, and they have none in common
     assert len(found) == 5 * 6 // 2  # e8m4 was never trained
     assert list(dict.fromkeys(effects["a"]))[:3] == ["flash", "uniform e8m10", coarse]
+
+
+def test_a_small_effect_is_not_lost_beside_large_ones():
+    """Flash moves a ten-millionth as far as a tiled arm, in the same direction, and the table is stored in FP32."""
+    rng, twins = np.random.default_rng(0), range(8)
+    moved = {"baseline": 1e-8 * rng.normal(size=(8, 6)), "uniform e8m7": rng.normal(size=(8, 6)) + AXES[0]}
+    moved["flash"] = 1e-7 * (rng.normal(size=(8, 6)) + AXES[0])
+    moved["baseline"][0] = 0
+    runs = [(arm, twin) for arm in sorted(moved) for twin in twins]
+    rows = [
+        (*a, *b, np.float32(moved[a[0]][a[1]] @ moved[b[0]][b[1]]))
+        for a, b in itertools.combinations_with_replacement(runs, 2)
+    ]
+    table = pd.DataFrame(rows, columns=["arm", "twin", "other_arm", "other_twin", "inner"])
+    table = table.assign(run="fp32-dit-s0", precision="fp32", seed=0, space="weights", step=100)
+    (row,) = systematic_effect(table, "flash", "uniform e8m7").to_dict("records")
+    assert row["share"] > 0.8 and row["p"] == 1 / 256
 
 
 def test_without_twins_of_tiled_arms_there_is_nothing_to_say(tmp_path):

@@ -12,13 +12,13 @@ from scipy import stats
 from tiny_runs import TINY, compose_settings
 
 from fa_study import figures
+from fa_study.experiments.intervals import mean_interval
 from fa_study.experiments.layers import (
     attention_layers,
     decayed,
     drift_by_part,
     drift_correlations,
     key_bias_moves,
-    mean_interval,
     part_of,
     rank_correlations,
     self_over_cross,
