@@ -38,6 +38,15 @@ def log_ratio_interval(ratios: Sequence[float], confidence: float = 0.95) -> tup
     return float(np.exp(centre)), float(np.exp(centre - half)), float(np.exp(centre + half))
 
 
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+    """(mean, low, high): Student's t over the seeds, for numbers that are no ratios."""
+    if len(values) < 2:
+        raise ValueError(f"an interval takes two or more values, one per seed, got {list(values)}")
+    half = stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values)
+    mean = np.mean(values)
+    return float(mean), float(mean - half), float(mean + half)
+
+
 def detectable_ratio(ratios: Sequence[float], power: float = 0.8, confidence: float = 0.95) -> float:
     """The smallest true ratio above 1 that as many seeds, scattered as these, tell from 1 with the given power.
 

@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from fa_study.experiments.amplification import FLASH, TWIN
-from fa_study.experiments.intervals import log_ratio_interval
+from fa_study.experiments.intervals import log_ratio_interval, mean_interval
 from fa_study.experiments.runs import TRAVELLED
 
 PARTS = {
@@ -157,14 +157,6 @@ def drift_correlations(drift: pd.DataFrame) -> pd.DataFrame:
         for (p, s), x in last.groupby(["precision", "seed"])
     ]
     return pd.DataFrame(rows)
-
-
-def mean_interval(values: pd.Series, confidence: float = 0.95) -> tuple[float, float, float]:
-    """(mean, low, high): Student's t over the seeds, for numbers that are no ratios."""
-    if len(values) < 2:
-        raise ValueError(f"an interval takes two or more values, one per seed, got {list(values)}")
-    half = stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values)
-    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
 
 
 def self_over_cross(layers: pd.DataFrame) -> pd.DataFrame:

@@ -96,7 +96,7 @@ def paired_gram(rows: pd.DataFrame, *arms: str) -> np.ndarray:
     swapped = dict(zip(_RUN + _OTHER, _OTHER + _RUN))
     both = pd.concat([rows, rows.rename(columns=swapped)]).drop_duplicates(list(swapped))
     gram = both.pivot(index=_RUN, columns=_OTHER, values="inner")
-    twins = sorted(set.intersection(*(set(gram.loc[arm].index) for arm in (*arms, "baseline") if arm in gram.index)))
+    twins = sorted(set.intersection(*(set(gram.loc[arm].index) for arm in (*arms, "baseline"))))
     moved, origin = ([(arm, twin) for arm in names for twin in twins] for names in (arms, ["baseline"] * len(arms)))
     return sum(
         a * b * gram.loc[first, second].to_numpy(float)
@@ -157,7 +157,7 @@ def systematic_effect(
         distances = np.diag(gram).reshape(len(arms), count).mean(1)
         own = [part[part["arm"].isin(("baseline", a)) & part["other_arm"].isin(("baseline", a))] for a in arms]
         # Stored in FP32: a distance of exactly 0 comes back as rounding noise.
-        if any(distance <= 1e-6 * rows["inner"].abs().max() for distance, rows in zip(distances, own)):
+        if any(distance <= 1e-6 * products["inner"].abs().max() for distance, products in zip(distances, own)):
             continue
         signs = np.array(list(itertools.product((1, -1), repeat=count)))
         fixed = None if other is None else np.ones(count)

@@ -17,14 +17,9 @@ from fa_study.experiments.layers import (
     yardstick_correlations,
 )
 from fa_study.verdicts.microbenchmark import answer
-from fa_study.verdicts.verdict import Verdict
+from fa_study.verdicts.verdict import Verdict, precision_name
 
 ADAM_EPSILON = 1e-8  # PyTorch's default, which the runs use
-
-
-def precision_name(precision: str) -> str:
-    """A precision's name for readers: "BF16", "FP16 (emulated)"."""
-    return precision.upper().replace("_EMULATED", " (emulated)")
 
 
 def location_verdict(weights: pd.DataFrame, deviations: pd.DataFrame) -> Verdict:

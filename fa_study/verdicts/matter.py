@@ -25,7 +25,7 @@ from fa_study.experiments.matter import (
     one_arm,
 )
 from fa_study.verdicts.microbenchmark import answer
-from fa_study.verdicts.verdict import Holds, Verdict
+from fa_study.verdicts.verdict import Holds, Verdict, precision_name
 
 _FINDINGS = {"differs": True, "equal": False, "undecided": None}
 
@@ -48,7 +48,7 @@ def combined(findings: Sequence[bool | None]) -> Holds:
 
 
 def _name(precision: str) -> str:
-    return "both precisions together" if precision == POOLED else precision.removesuffix("_emulated").upper()
+    return "both precisions together" if precision == POOLED else precision_name(precision)
 
 
 def _found(row: pd.Series) -> str:

@@ -6,9 +6,8 @@ import pandas as pd
 
 from fa_study.experiments.permutations import kept_in_training
 from fa_study.experiments.weights import whole_model
-from fa_study.verdicts.layers import precision_name
 from fa_study.verdicts.microbenchmark import answer
-from fa_study.verdicts.verdict import Verdict
+from fa_study.verdicts.verdict import Verdict, precision_name
 
 
 def blind_verdict(table: pd.DataFrame, *, least: float = 0.5) -> Verdict:

@@ -20,3 +20,8 @@ class Verdict:
     def _repr_markdown_(self) -> str:
         answer = self.holds.replace("only where", "only in some settings")
         return f"**Our verdict on {self.claim}: {answer}.** {self.text}"
+
+
+def precision_name(precision: str) -> str:
+    """A precision's name for readers: "BF16", "FP16 (emulated)"."""
+    return precision.upper().replace("_EMULATED", " (emulated)")
